@@ -1,0 +1,136 @@
+"""Requests and replies of the ``jm.<c>.api.>`` services, answered by the leading coordinator."""
+
+from datetime import datetime
+from typing import Any
+
+from msgspec import Raw, Struct
+
+
+class ApiError(Struct, omit_defaults=True):
+    """``code`` is one of ``not_found bad_request unavailable timeout``; ``message`` is for people."""
+
+    code: str
+    message: str
+
+
+class Reply(Struct, omit_defaults=True):
+    """Exactly one of the two is set; ``data`` is the operation's own reply."""
+
+    data: Raw | None = None
+    error: ApiError | None = None
+
+
+class JobRef(Struct):
+    id: str
+
+
+class ResultRequest(Struct):
+    """Answered when the job ends, or after ``wait_s`` with status of the moment; the client asks again."""
+
+    id: str
+    wait_s: float = 5.0
+
+
+class ResultReply(Struct):
+    id: str
+    status: str  # label of JobStatus; `unknown` while the master has no such row
+    result: Raw | None = None
+    error: str | None = None
+
+
+class JobQuery(Struct, omit_defaults=True):
+    """Filters are combined with AND; newest first; ``before_id`` pages on (ids are time-ordered)."""
+
+    status: list[str] = []
+    handler: str | None = None
+    lane: str | None = None
+    priority: str | None = None
+    before_id: str | None = None
+    limit: int = 50
+
+
+class JobView(Struct, omit_defaults=True):
+    """A job as people see it. ``args`` and ``result`` are exact JSON (digits kept), cut in lists."""
+
+    id: str
+    handler: str
+    status: str
+    lane: str
+    priority: str
+    attempt: int
+    max_attempts: int
+    run_at: datetime
+    queued_at: datetime | None = None
+    recorded_at: datetime | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    timeout_s: float | None = None
+    bucket: str | None = None
+    worker: str | None = None
+    dispatch: int = 0
+    losses: int = 0
+    unique_key: str | None = None
+    metadata: dict[str, str] | None = None
+    trace: str | None = None
+    progress: float | None = None
+    progress_note: str | None = None
+    args: Raw | None = None
+    args_cut: bool = False
+    result: Raw | None = None
+    error: str | None = None
+
+
+class JobList(Struct):
+    jobs: list[JobView]
+    more: bool = False
+
+
+class AttemptView(Struct, omit_defaults=True):
+    attempt: int
+    outcome: str
+    dispatch: int
+    worker: str | None = None
+    bucket: str | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    error: str | None = None
+    retry_in_s: float | None = None
+
+
+class AttemptList(Struct):
+    id: str
+    attempts: list[AttemptView]
+
+
+class RejectedView(Struct, omit_defaults=True):
+    rejected_id: int
+    rejected_at: datetime
+    reason: str
+    job_id: str | None = None
+    handler: str | None = None
+    field: str | None = None
+    raw: str | None = None  # text where it is UTF-8, else base64 with `raw_base64`
+    raw_base64: bool = False
+    raw_bytes: int = 0
+
+
+class RejectedList(Struct):
+    rejected: list[RejectedView]
+    more: bool = False
+
+
+class RejectedQuery(Struct):
+    limit: int = 50
+    before: int | None = None
+
+
+class RejectedRef(Struct):
+    rejected_id: int
+
+
+class CountReply(Struct):
+    by_status: dict[str, int]
+    rejected: int = 0
+
+
+Json = dict[str, Any]

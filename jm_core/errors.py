@@ -1,0 +1,67 @@
+"""The error tree. Every message says what, which, limit, remedy; the same facts are fields."""
+
+
+class JmError(Exception):
+    """Root of everything JobMaster raises on purpose."""
+
+
+class InvalidJobError(JmError, ValueError):
+    """A submission that can never be accepted as it stands.
+
+    Args:
+        field: path of the offending field as the caller wrote it, e.g. ``args.items[3]``.
+        problem: what is wrong, with the limit where there is one.
+        remedy: what to do instead, one clause.
+    """
+
+    def __init__(self, field: str, problem: str, *, remedy: str) -> None:
+        super().__init__(f"field '{field}': {problem}; {remedy}")
+        self.field = field
+        self.problem = problem
+        self.remedy = remedy
+
+
+class InvalidNameError(JmError, ValueError):
+    """A cluster, lane, bucket, worker or handler name outside the published pattern."""
+
+    def __init__(self, kind: str, name: str, pattern: str) -> None:
+        shown = name if len(name) <= 60 else name[:57] + "..."
+        super().__init__(f"{kind} {shown!r} is not a valid name: it must match {pattern}; choose another name")
+        self.kind = kind
+        self.name = name
+        self.pattern = pattern
+
+
+class InvalidSettingError(JmError, ValueError):
+    """A setting that contradicts another or its own bounds; refused before anything starts."""
+
+
+class IllegalMoveError(JmError):
+    """A state machine was asked for a move that its table does not have. Always a bug."""
+
+
+class JobFailedError(JmError):
+    """Raised by ``client.result``: the job ended without a result."""
+
+    def __init__(self, job_id: str, status: str, error: str | None) -> None:
+        super().__init__(f"job {job_id} ended {status}" + (f": {error}" if error else ""))
+        self.job_id = job_id
+        self.status = status
+        self.error = error
+
+
+class NoSuchJobError(JmError, LookupError):
+    """The master has no job with this id (yet: a job only ``queued`` is not known to it)."""
+
+
+class ResultTimeoutError(JmError, TimeoutError):
+    """The job had not ended when the caller's patience did. The job itself goes on."""
+
+
+class RejectedError(JmError):
+    """The writer refused a job after it was queued; ``reason`` is the text kept in table ``rejected``."""
+
+    def __init__(self, job_id: str, reason: str) -> None:
+        super().__init__(f"job {job_id} was rejected: {reason}")
+        self.job_id = job_id
+        self.reason = reason

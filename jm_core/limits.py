@@ -1,0 +1,53 @@
+"""Named bounds and their asserted relations. One place, so that every entry path refuses alike (BR-117)."""
+
+from typing import Final
+
+KIB: Final = 1024
+
+# Messages (docs/wire-format.md).
+MESSAGE_JOBS_MAX: Final = 500
+MESSAGE_BYTES_MAX: Final = 512 * KIB
+PACK_JOBS: Final = 200  # what our own client and writer put into one message
+ARGS_BYTES_MAX: Final = 128 * KIB
+ARGS_DEPTH_MAX: Final = 100  # explicit, because the depth at which a parser gives up differs per Python version
+RESULT_BYTES_MAX: Final = 64 * KIB
+ERROR_BYTES_MAX: Final = 8 * KIB
+METADATA_BYTES_MAX: Final = 8 * KIB
+UNIQUE_KEY_CHARS_MAX: Final = 200
+PROGRESS_NOTE_CHARS_MAX: Final = 500
+RAW_KEPT_BYTES_MAX: Final = 1024 * KIB  # of a rejected message
+
+# Times.
+RUN_AT_YEAR_MIN: Final = 1970
+RUN_AT_YEAR_MAX: Final = 9998  # room for an offset and a backoff before Python's and Postgres' last year
+DELAY_S_MAX: Final = 10 * 366 * 86_400.0
+TIMEOUT_S_MAX: Final = 7 * 86_400.0
+ATTEMPTS_MAX: Final = 1_000_000
+
+# Defaults (DESIGN, section 10).
+TRANSIENT_THRESHOLD_S: Final = 600.0
+HEARTBEAT_S: Final = 2.0
+LEASE_S: Final = 10.0
+JOB_TIMEOUT_S: Final = 300.0
+MAX_ATTEMPTS: Final = 4
+BACKOFF_BASE_S: Final = 10.0
+BACKOFF_CAP_S: Final = 3600.0
+BACKOFF_JITTER: Final = 0.2
+RETENTION_S: Final = 30 * 86_400.0
+SLOTS: Final = 100
+DRAIN_TIMEOUT_S: Final = 30.0
+
+# Flow.
+CREDIT_MAX: Final = 5_000  # jobs of one worker that may lie in its buckets
+CREDIT_HORIZON_S: Final = 2.0  # of the worker's measured rate
+CREDIT_WAIT_S: Final = 0.05  # how long a batch waits for credit that is about to come
+FLUSH_S: Final = 0.05  # an attempt that outlives this sends `started`
+SCHEDULE_LEAD_S: Final = 1.5  # a scheduled message is aimed this early; the server delivers 140-400 ms late
+ASSIGN_BATCH_MAX: Final = 5_000
+SAVE_BATCH_JOBS: Final = 2_000
+REBALANCE_AFTER_S: Final = 5.0
+
+assert PACK_JOBS <= MESSAGE_JOBS_MAX
+assert ARGS_BYTES_MAX < MESSAGE_BYTES_MAX
+assert LEASE_S > 3 * HEARTBEAT_S
+assert SCHEDULE_LEAD_S < TRANSIENT_THRESHOLD_S

@@ -1,0 +1,107 @@
+"""The nouns: priorities, states, outcomes, and the records that the parts hand to each other."""
+
+from enum import IntEnum, StrEnum
+from typing import Final
+
+
+class Priority(IntEnum):
+    """Larger is sooner. Spelled out on the wire (``"high"``), small integers in Postgres."""
+
+    VERY_LOW = 1
+    LOW = 2
+    MEDIUM = 3
+    HIGH = 4
+    CRITICAL = 5
+
+    @property
+    def label(self) -> str:
+        return self.name.lower()
+
+
+PRIORITY_BY_LABEL: Final = {p.label: p for p in Priority}
+WEIGHTS: Final = {
+    Priority.VERY_LOW: 1,
+    Priority.LOW: 2,
+    Priority.MEDIUM: 3,
+    Priority.HIGH: 5,
+    Priority.CRITICAL: 8,
+}
+DEFAULT_LANE: Final = "default"
+
+
+class JobStatus(IntEnum):
+    """Where a job is. The numbers are what table ``job`` stores; from ``SUCCEEDED`` on a state is terminal."""
+
+    PENDING_SAVE = 0  # in NATS only: never stored
+    ON_MASTER = 1
+    IN_BUCKET = 2
+    PROCESSING = 3
+    SUCCEEDED = 4
+    FAILED = 5
+    CANCELLED = 6
+    QUARANTINED = 7
+
+    @property
+    def label(self) -> str:
+        return self.name.lower()
+
+    @property
+    def is_terminal(self) -> bool:
+        return self >= JobStatus.SUCCEEDED
+
+
+STATUS_BY_LABEL: Final = {s.label: s for s in JobStatus}
+
+
+class JobEvent(StrEnum):
+    """What can happen to a job (the columns of the table in ``lifecycle``)."""
+
+    SAVE = "save"
+    ASSIGN = "assign"
+    START = "start"
+    SUCCEED = "succeed"
+    RETRY = "retry"
+    FAIL = "fail"
+    CANCEL = "cancel"
+    QUARANTINE = "quarantine"
+    HAND_BACK = "hand_back"
+    REQUEUE = "requeue"
+
+
+class AttemptOutcome(StrEnum):
+    """How one start of a handler ended: six different things to a person who asks what happened."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    CANCELLED = "cancelled"
+    INTERRUPTED = "interrupted"
+    WORKER_LOST = "worker_lost"
+
+
+class BucketStatus(StrEnum):
+    ACTIVE = "active"
+    COMPLETING = "completing"
+    LOST = "lost"
+    READY_TO_DRAIN = "ready_to_drain"
+    DRAINING = "draining"
+    READY_TO_DELETE = "ready_to_delete"
+    DELETED = "deleted"
+
+
+class BucketEvent(StrEnum):
+    RETIRE = "retire"
+    LEASE_LOST = "lease_lost"
+    HANDED_BACK = "handed_back"
+    ADOPT = "adopt"
+    EMPTIED = "emptied"
+    DELETE = "delete"
+
+
+class ReturnReason(StrEnum):
+    """Why a worker gives a job back without an attempt being spent."""
+
+    DRAINED = "drained"  # graceful exit: it was held, not started
+    INTERRUPTED = "interrupted"  # graceful exit: it was running and its budget ended
+    REBALANCED = "rebalanced"  # waited unstarted while another worker of the lane is free
+    LOST = "lost"  # its worker died before the job was seen to start
