@@ -1,9 +1,18 @@
 """Requests and replies of the ``jm.<c>.api.>`` services, answered by the leading coordinator."""
 
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from msgspec import Raw, Struct
+
+# The last token of each subject; no dots, so that a permission can name one operation or all (`jm.<c>.api.*`).
+OP_JOB_GET: Final = "job-get"  # JobRef -> JobView
+OP_JOB_LIST: Final = "job-list"  # JobQuery -> JobList
+OP_JOB_ATTEMPTS: Final = "job-attempts"  # JobRef -> AttemptList
+OP_JOB_RESULT: Final = "job-result"  # ResultRequest -> ResultReply
+OP_JOB_COUNT: Final = "job-count"  # {} -> CountReply
+OP_REJECTED_LIST: Final = "rejected-list"  # RejectedQuery -> RejectedList
+OP_REJECTED_GET: Final = "rejected-get"  # RejectedRef -> RejectedView
 
 
 class ApiError(Struct, omit_defaults=True):
