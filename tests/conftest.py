@@ -1,0 +1,87 @@
+"""Every run brings its own servers: one NATS and one Postgres for the session, on free ports.
+
+A test that stops or kills a server starts its own: ``with NatsServer() as nats: …``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import itertools
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import nats
+import pytest
+
+from jm_master.embedded import PostgresServer
+from jm_nats.embedded import NatsServer
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterator
+
+DATABASE_NUMBERS = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def nats_server() -> Iterator[NatsServer]:
+    with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    # A process that dies loses nothing without fsync, only a machine does; the tests kill processes.
+    with PostgresServer(settings={"fsync": "off"}) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def database_template(postgres_server: PostgresServer) -> str:
+    """A database with the schema in it, migrated once; every test gets a copy (50 ms)."""
+    dsn = postgres_server.create_database("jm_template")
+    try:
+        migrate = importlib.import_module("jm_master.migrate").migrate
+    except ModuleNotFoundError as absent:
+        if absent.name != "jm_master.migrate":
+            raise
+    else:
+        run_apart(migrate(dsn))
+    return "jm_template"
+
+
+@pytest.fixture
+def database(postgres_server: PostgresServer, database_template: str) -> Iterator[str]:
+    """The DSN of a fresh, migrated database."""
+    name = f"jm_test_{next(DATABASE_NUMBERS)}"
+    dsn = postgres_server.create_database(name, template=database_template)
+    yield dsn
+    postgres_server.drop_database(name)
+
+
+@pytest.fixture
+def cluster_name(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A name nobody else uses on the session's NATS; its streams are deleted after the test."""
+    name = f"t{uuid.uuid4().hex[:12]}"
+    server = request.getfixturevalue("nats_server") if "nats_server" in request.fixturenames else None
+    yield name
+    if server is not None:
+        run_apart(delete_streams(server.url, name))
+
+
+async def delete_streams(url: str, cluster_name: str) -> None:
+    connection = await nats.connect(url, allow_reconnect=False)
+    try:
+        jetstream = connection.jetstream()
+        for info in await jetstream.streams_info():  # the first page is all: every test takes its own away
+            if f"_{cluster_name}_" in (info.config.name or ""):
+                await jetstream.delete_stream(info.config.name or "")
+    finally:
+        await connection.close()
+
+
+def run_apart(work: Coroutine[Any, Any, object]) -> None:
+    """Run to the end in a thread, so that no test's event loop is touched."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, work).result()
