@@ -1,0 +1,92 @@
+"""Calls to the leading coordinator over NATS request/reply (subjects ``jm.<c>.api.<operation>``)."""
+
+import asyncio
+from typing import Any, Final, TypeVar
+
+import msgspec
+import nats.errors
+from msgspec import Struct
+
+from jm_core import api, wire
+from jm_core.errors import InvalidJobError, JmError, NoSuchJobError
+from jm_nats.connection import NatsLink
+from jm_nats.subjects import Names
+
+CALL_TIMEOUT_S: Final = 5.0
+ANSWER_MARGIN_S: Final = 2.0
+NO_ANSWER_PAUSE_S: Final = 0.25
+
+ReplyT = TypeVar("ReplyT")
+_decode_reply = msgspec.json.Decoder(api.Reply).decode
+
+
+class NoCoordinatorError(JmError):
+    """Nobody leads the cluster at this moment, or the leader did not answer in time."""
+
+
+class ApiClient:
+    """One method per operation. Every call is bounded; errors of the service become ours."""
+
+    def __init__(self, link: NatsLink, names: Names) -> None:
+        self._link = link
+        self._names = names
+
+    async def job(self, job_id: str) -> api.JobView:
+        return await self.call(api.OP_JOB_GET, api.JobRef(job_id), api.JobView)
+
+    async def jobs(self, query: api.JobQuery) -> api.JobList:
+        return await self.call(api.OP_JOB_LIST, query, api.JobList)
+
+    async def attempts(self, job_id: str) -> api.AttemptList:
+        return await self.call(api.OP_JOB_ATTEMPTS, api.JobRef(job_id), api.AttemptList)
+
+    async def counts(self) -> api.CountReply:
+        return await self.call(api.OP_JOB_COUNT, {}, api.CountReply)
+
+    async def rejected(self, query: api.RejectedQuery) -> api.RejectedList:
+        return await self.call(api.OP_REJECTED_LIST, query, api.RejectedList)
+
+    async def rejected_one(self, rejected_id: int) -> api.RejectedView:
+        return await self.call(api.OP_REJECTED_GET, api.RejectedRef(rejected_id), api.RejectedView)
+
+    async def result(self, job_id: str, wait_s: float) -> api.ResultReply | None:
+        """The job's end, or its state after ``wait_s``; None when no coordinator answered (one may come)."""
+        request = api.ResultRequest(job_id, wait_s)
+        try:
+            return await self.call(api.OP_JOB_RESULT, request, api.ResultReply, timeout_s=wait_s + ANSWER_MARGIN_S)
+        except NoCoordinatorError:
+            await asyncio.sleep(min(NO_ANSWER_PAUSE_S, wait_s))
+            return None
+
+    async def call(
+        self, operation: str, request: Struct | dict[str, Any], reply_type: type[ReplyT], *, timeout_s: float = CALL_TIMEOUT_S
+    ) -> ReplyT:
+        """One request.
+
+        Raises:
+            NoCoordinatorError: nobody answered.
+            NoSuchJobError, InvalidJobError, JmError: what the service said.
+        """
+        try:
+            message = await self._link.nc.request(self._names.api(operation), wire.encode(request), timeout=timeout_s)
+        except (nats.errors.NoRespondersError, nats.errors.TimeoutError, asyncio.TimeoutError):
+            raise NoCoordinatorError(
+                f"no coordinator of cluster {self._names.cluster!r} answered; start one with 'jm coordinator', "
+                "or check with 'jm doctor' why it does not lead"
+            ) from None
+        reply = _decode_reply(message.data)
+        if reply.error is not None:
+            raise _translated(reply.error)
+        return msgspec.json.decode(bytes(reply.data), type=reply_type)
+
+
+def _translated(error: api.ApiError) -> JmError:
+    match error.code:
+        case "not_found":
+            return NoSuchJobError(error.message)
+        case "bad_request":
+            return InvalidJobError("request", error.message, remedy="see --help")
+        case "unavailable":
+            return NoCoordinatorError(error.message)
+        case _:
+            return JmError(error.message)

@@ -1,0 +1,331 @@
+"""The producer's API: submit jobs, get receipts, wait for results. Needs NATS only, never Postgres."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from datetime import timedelta
+from itertools import islice
+from types import TracebackType
+from typing import Any, Final, Literal, Self
+
+import msgspec
+import uuid_utils
+from msgspec import Raw, Struct
+
+from jm_core import api, limits, wire
+from jm_core.errors import (
+    InvalidJobError,
+    JmError,
+    JobFailedError,
+    NoSuchJobError,
+    RejectedError,
+    ResultTimeoutError,
+)
+from jm_core.ids import parse_job_id
+from jm_core.intake import check_fields
+from jm_core.payload import check_args
+from jm_core.wire import JobReceipt, ReceiptStatus, Submission
+from jm_nats import telemetry
+from jm_nats.api_client import ApiClient
+from jm_nats.config import NatsConfig
+from jm_nats.connection import NatsLink, connect
+from jm_nats.packer import Packer, encode_message, message_chunks
+from jm_nats.publisher import JetPublisher
+from jm_nats.receipts import ReceiptInbox
+from jm_nats.subjects import Names
+
+Wait = Literal["queued", "recorded"]
+RECEIPT_TIMEOUT_S: Final = 30.0
+RESULT_POLL_S: Final = 5.0
+MESSAGES_IN_FLIGHT: Final = 32
+
+
+class Receipt(Struct, frozen=True, gc=False):
+    """What is known of a submitted job. ``status``: queued, recorded, duplicate (``job_id`` is then the job that
+    already holds the id or the unique key) or rejected (with the reason)."""
+
+    job_id: str
+    status: str
+    reason: str | None = None
+
+
+class ReceiptTimeoutError(JmError, TimeoutError):
+    """The job is queued (NATS has it), but no ``recorded`` answer came in time. It is not lost; do not submit it anew
+    under another id."""
+
+
+class JobClient:
+    """Submits jobs to one cluster. Use as ``async with``; safe for any number of concurrent calls."""
+
+    def __init__(self, cluster: str, config: NatsConfig, *, receipt_timeout_s: float = RECEIPT_TIMEOUT_S) -> None:
+        self.names = Names(cluster)
+        self._config = config
+        self._receipt_timeout_s = receipt_timeout_s
+        self._opened: _Open | None = None
+
+    async def __aenter__(self) -> Self:
+        link = await connect(self._config, client_name=f"jobmaster client {self.names.cluster}")
+        self._opened = _Open(link, self)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            await opened.close(flush=error is None)
+
+    async def submit(self, job: Submission, *, wait: Wait = "queued") -> Receipt:
+        """Queue one job. Concurrent calls share messages; a lone one is sent at once.
+
+        Returns:
+            ``queued`` once NATS has stored it; with ``wait="recorded"`` the writer's answer after Postgres committed.
+
+        Raises:
+            InvalidJobError: refused here, nothing was sent.
+            RejectedError: with ``recorded``: the writer refused it (it is in ``jm rejected list``).
+            ReceiptTimeoutError: with ``recorded``: queued, but no answer in time.
+            AgentUnavailableError: NATS did not store it; submitting the same job (same id) again is safe.
+        """
+        job = prepared(job)
+        opened = self._open()
+        telemetry.trace_submission(job)
+        if wait == "recorded":
+            answer = await opened.recorded(job)
+            if answer.status == ReceiptStatus.REJECTED:
+                raise RejectedError(job.id or "", answer.reason or "no reason given")
+            return _receipt(answer)
+        await opened.queued.add(job)
+        return Receipt(job.id or "", ReceiptStatus.QUEUED)
+
+    async def submit_many(self, jobs: Iterable[Submission], *, wait: Wait = "queued") -> list[Receipt]:
+        """Queue many jobs in full messages, several in flight; ``jobs`` may be a generator of any length.
+
+        Returns:
+            A receipt per job, in order. Rejected ones are among them, they do not raise.
+
+        Raises:
+            InvalidJobError: names the first bad job; what came before it may already be queued.
+        """
+        receipts: list[Receipt] = []
+        async for part in self.submit_stream(jobs, wait=wait):
+            receipts += part
+        return receipts
+
+    async def submit_stream(self, jobs: Iterable[Submission], *, wait: Wait = "queued") -> AsyncIterator[list[Receipt]]:
+        """As ``submit_many``, yielding the receipts of each message as it is stored: for progress, and bounded memory."""
+        opened = self._open()
+        pending: list[asyncio.Task[list[Receipt]]] = []
+        try:
+            for chunk in _chunks(jobs):
+                pending.append(asyncio.create_task(opened.send_chunk(chunk, wait)))
+                if len(pending) >= MESSAGES_IN_FLIGHT:
+                    yield await pending.pop(0)
+            while pending:
+                yield await pending.pop(0)
+        finally:
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+
+    async def result(self, job_id: str, *, timeout: float | timedelta | None = None) -> Any:
+        """Wait until the job ends and return what its handler returned. Over NATS; the coordinator answers.
+
+        Raises:
+            JobFailedError: it ended failed, cancelled or quarantined.
+            ResultTimeoutError: not ended in time; the job goes on.
+            NoSuchJobError: at the timeout the master has no such job.
+        """
+        job_id = parse_job_id(job_id)
+        patience_s = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        loop = asyncio.get_running_loop()
+        deadline = None if patience_s is None else loop.time() + patience_s
+        while True:
+            left = RESULT_POLL_S if deadline is None else min(RESULT_POLL_S, deadline - loop.time())
+            reply = await self._open().api.result(job_id, max(left, 0.05))
+            if reply is not None and wire_is_terminal(reply.status):
+                return _result_of(reply)
+            if deadline is not None and loop.time() >= deadline:
+                raise _late(job_id, reply, patience_s)
+
+    async def job(self, job_id: str) -> api.JobView:
+        """The job's record, with args, result and error.
+
+        Raises:
+            NoSuchJobError.
+        """
+        return await self._open().api.job(parse_job_id(job_id))
+
+    @property
+    def api(self) -> ApiClient:
+        """The coordinator's other operations: lists, attempts, rejected, counts."""
+        return self._open().api
+
+    @property
+    def link(self) -> NatsLink:
+        return self._open().link
+
+    def _open(self) -> "_Open":
+        if self._opened is None:
+            raise JmError("the client is not connected; use it inside 'async with jm.client() as client:'")
+        return self._opened
+
+
+class _Open:
+    """What exists only while a client is connected."""
+
+    def __init__(self, link: NatsLink, client: JobClient) -> None:
+        self.link = link
+        self.api = ApiClient(link, client.names)
+        self._subject = client.names.submit
+        self._publisher = JetPublisher(link)
+        self._receipts = ReceiptInbox(link, client._receipt_timeout_s)
+        self.queued = Packer(self._send_queued)
+        self._answers: dict[str, JobReceipt] = {}
+        self._recorded = Packer(self._send_recorded)
+
+    async def recorded(self, job: Submission) -> JobReceipt:
+        await self._recorded.add(job)
+        return self._answers.pop(job.id or "")
+
+    async def _send_queued(self, data: bytes, jobs: Sequence[Submission]) -> None:
+        await self._publisher.publish(self._subject, data, msg_id=_message_id(jobs))
+
+    async def _send_recorded(self, data: bytes, jobs: Sequence[Submission]) -> None:
+        for answer in await self._publish_recorded(data, jobs):
+            self._answers[answer.id] = answer
+
+    async def _publish_recorded(self, data: bytes, jobs: Sequence[Submission]) -> list[JobReceipt]:
+        """Publish with an inbox and wait for the writer's answer.
+
+        Raises:
+            ReceiptTimeoutError.
+        """
+        async with self._receipts.expect() as expected:
+            headers = {wire.HEADER_RECEIPT_TO: expected.subject}
+            await self._publisher.publish(self._subject, data, msg_id=_message_id(jobs), headers=headers)
+            try:
+                return await expected.answer()
+            except TimeoutError:
+                raise ReceiptTimeoutError(
+                    f"{len(jobs)} job(s) queued but not answered as recorded within {self._receipts.timeout_s:g} s; "
+                    "they are safe in NATS, check that a coordinator and Postgres are up (jm doctor)"
+                ) from None
+
+    async def send_chunk(self, chunk: list[Submission], wait: Wait) -> list[Receipt]:
+        data = encode_message(chunk)
+        if len(data) > limits.MESSAGE_BYTES_MAX:
+            half = len(chunk) // 2
+            return await self.send_chunk(chunk[:half], wait) + await self.send_chunk(chunk[half:], wait)
+        if wait == "recorded":
+            return [_receipt(answer) for answer in await self._publish_recorded(data, chunk)]
+        await self._publisher.publish(self._subject, data, msg_id=_message_id(chunk))
+        status = ReceiptStatus.QUEUED
+        return [Receipt(job.id or "", status) for job in chunk]
+
+    async def close(self, *, flush: bool) -> None:
+        try:
+            if flush:
+                await self.queued.close()
+                await self._recorded.close()
+        finally:
+            await self._receipts.close()
+            await self._publisher.close()
+            await self.link.close()
+
+
+def prepared(job: Submission) -> Submission:
+    """``job`` with an id, and everything checked that the writer would refuse it for (BR-117).
+
+    Raises:
+        InvalidJobError, InvalidNameError.
+    """
+    check_fields(job)
+    raw = bytes(job.args)
+    if raw not in (b"{}", b"null"):
+        check_args(raw)
+    _check_numbers(job)
+    job.id = str(uuid_utils.uuid7()) if job.id is None else parse_job_id(job.id)
+    return job
+
+
+def submission(handler: str, args: Any = None, **fields: Any) -> Submission:
+    """A job for a handler known by name only, from plain values (what the CLI and `submit --file` use).
+
+    Raises:
+        InvalidJobError, InvalidNameError: naming the field; unknown field names are refused, not ignored (BR-116).
+    """
+    unknown = set(fields) - set(Submission.__struct_fields__)
+    if unknown:
+        raise InvalidJobError(
+            sorted(unknown)[0], "no such field", remedy=f"use one of {', '.join(Submission.__struct_fields__)}"
+        )
+    given = {name: value for name, value in fields.items() if value is not None}
+    try:
+        raw = wire.encode({"handler": handler, **given, "args": Raw(wire.encode({} if args is None else args))})
+        return prepared(wire.decode_submission(raw))
+    except (TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, JmError):
+            raise
+        raise InvalidJobError(
+            _field_of(error), str(error).split(" - at ")[0], remedy="see docs/wire-format.md for the fields"
+        ) from None
+
+
+def wire_is_terminal(status: str) -> bool:
+    return status in ("succeeded", "failed", "cancelled", "quarantined")
+
+
+def _field_of(error: Exception) -> str:
+    _, _, path = str(error).partition("`$.")
+    return path.rstrip("`") or "job"
+
+
+def _check_numbers(job: Submission) -> None:
+    """Struct constraints hold when a message is decoded, not when Python code builds one: check what was built."""
+    try:
+        wire.decode_submission(wire.encode(msgspec.structs.replace(job, args=wire.EMPTY_ARGS)))
+    except (msgspec.ValidationError, TypeError, ValueError) as error:
+        raise InvalidJobError(
+            _field_of(error), str(error).split(" - at ")[0], remedy="see docs/wire-format.md for its type and limits"
+        ) from None
+    for name in ("delay_s", "timeout_s"):
+        value = getattr(job, name)
+        if value is not None and value != value:
+            raise InvalidJobError(name, "is NaN", remedy="give a number of seconds")
+
+
+def _chunks(jobs: Iterable[Submission]) -> Iterator[list[Submission]]:
+    iterator = iter(jobs)
+    while batch := list(islice(iterator, limits.PACK_JOBS)):
+        for job in batch:
+            if job.id is None:
+                job.id = str(uuid_utils.uuid7())
+        yield from message_chunks(batch)
+
+
+def _message_id(jobs: Sequence[Submission]) -> str:
+    """Publish retries of one message carry one id. A lone job's is its own, so that its caller's retry is one too."""
+    return jobs[0].id or "" if len(jobs) == 1 else f"{jobs[0].id}+{len(jobs)}"
+
+
+def _receipt(answer: JobReceipt) -> Receipt:
+    if answer.status == ReceiptStatus.DUPLICATE:
+        return Receipt(answer.existing_id or answer.id, ReceiptStatus.DUPLICATE)
+    return Receipt(answer.id, answer.status, answer.reason)
+
+
+def _result_of(reply: api.ResultReply) -> Any:
+    if reply.status != "succeeded":
+        raise JobFailedError(reply.id, reply.status, reply.error)
+    return None if reply.result is None else msgspec.json.decode(bytes(reply.result))
+
+
+def _late(job_id: str, reply: api.ResultReply | None, patience_s: float | None) -> JmError:
+    if reply is None:
+        return ResultTimeoutError(
+            f"job {job_id}: no coordinator answered within {patience_s} s; start one (jm coordinator) or see jm doctor"
+        )
+    if reply.status == "unknown":
+        return NoSuchJobError(f"job {job_id} is not on the master after {patience_s} s; check the id, or wait for the writer")
+    return ResultTimeoutError(f"job {job_id} is {reply.status} after {patience_s} s; it goes on, ask again later")
+
+
+__all__ = ["JobClient", "Receipt", "ReceiptTimeoutError", "Wait", "submission"]

@@ -1,0 +1,279 @@
+"""Handlers: a function, the name jobs call it by, its defaults, and the check of its arguments."""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, Literal, get_type_hints
+
+import msgspec
+import uuid_utils
+from msgspec import UNSET, Raw, UnsetType
+
+from jm_core import limits, wire
+from jm_core.errors import InvalidJobError, InvalidSettingError
+from jm_core.ids import parse_handler_name, parse_job_id, parse_name
+from jm_core.intake import check_fields
+from jm_core.model import Priority
+from jm_core.payload import check_args, check_no_lost_floats
+from jm_core.retry import Backoff, problem_of
+from jm_core.wire import HandlerDefaults, Submission
+from jm_nats.context import JobContext
+
+if TYPE_CHECKING:
+    from jm_nats.client import JobClient, Receipt, Wait
+
+Executor = Literal["async", "thread", "process"]
+# `submit` takes these beside the handler's own arguments, so a handler may not use them as parameter names.
+SUBMIT_OPTIONS: Final = frozenset(
+    {"client", "wait", "run_at", "delay", "lane", "priority", "max_attempts", "timeout", "unique_key", "metadata", "job_id"}
+)
+_encode = msgspec.json.Encoder().encode
+
+
+class ArgumentsError(InvalidJobError):
+    """Arguments that do not fit the handler's signature."""
+
+    def __init__(self, handler: str, problem: str) -> None:
+        super().__init__("args", f"handler {handler!r}: {problem}", remedy="pass what its signature asks for")
+
+
+class Handler:
+    """A registered handler. Calling it calls the plain function, as tests of an application want."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        *,
+        lane: str,
+        priority: Priority,
+        max_attempts: int,
+        timeout_s: float,
+        backoff: Backoff,
+        executor: Executor | None,
+        exclusive: bool,
+    ) -> None:
+        self.name = parse_handler_name(name)
+        self.function = function
+        self.lane = parse_name("lane", lane)
+        self.priority = Priority(priority)
+        self.max_attempts = max_attempts
+        self.timeout_s = timeout_s
+        self.backoff = backoff
+        self.exclusive = exclusive
+        self.executor: Executor = executor or ("async" if inspect.iscoroutinefunction(function) else "thread")
+        self.context_parameter: str | None = None
+        self.takes_any = False
+        self._arguments = self._argument_struct()
+        self._decoder = msgspec.json.Decoder(self._arguments)
+        self._check_settings()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<Handler {self.name!r} {self.executor} lane={self.lane} priority={self.priority.label}>"
+
+    # -- submitting
+
+    async def submit(
+        self,
+        client: "JobClient",
+        /,
+        *,
+        wait: "Wait" = "queued",
+        run_at: datetime | None = None,
+        delay: float | timedelta | None = None,
+        lane: str | None = None,
+        priority: Priority | None = None,
+        max_attempts: int | None = None,
+        timeout: float | None = None,
+        unique_key: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        job_id: str | None = None,
+        **args: Any,
+    ) -> "Receipt":
+        """Queue one job with ``args``; everything else has the handler's defaults.
+
+        Returns:
+            The receipt that ``wait`` asked for: ``queued`` (NATS has stored it) or ``recorded`` (Postgres has).
+
+        Raises:
+            ArgumentsError, InvalidJobError: nothing was sent.
+            RejectedError: only with ``wait="recorded"``.
+        """
+        job = self.job(
+            args,
+            run_at=run_at,
+            delay=delay,
+            lane=lane,
+            priority=priority,
+            max_attempts=max_attempts,
+            timeout=timeout,
+            unique_key=unique_key,
+            metadata=metadata,
+            job_id=job_id,
+        )
+        return await client.submit(job, wait=wait)
+
+    def job(
+        self,
+        args: Mapping[str, Any],
+        *,
+        run_at: datetime | None = None,
+        delay: float | timedelta | None = None,
+        lane: str | None = None,
+        priority: Priority | None = None,
+        max_attempts: int | None = None,
+        timeout: float | None = None,
+        unique_key: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        job_id: str | None = None,
+    ) -> Submission:
+        """A checked job, ready for ``client.submit``.
+
+        Raises:
+            ArgumentsError, InvalidJobError, InvalidNameError.
+        """
+        submission = Submission(
+            handler=self.name,
+            args=self.encode_args(args),
+            id=str(uuid_utils.uuid7()) if job_id is None else parse_job_id(job_id),
+            run_at=run_at,
+            delay_s=delay.total_seconds() if isinstance(delay, timedelta) else delay,
+            lane=lane or self.lane,
+            priority=Priority(priority or self.priority).label,
+            max_attempts=max_attempts or self.max_attempts,
+            timeout_s=timeout or self.timeout_s,
+            unique_key=unique_key,
+            metadata=dict(metadata) if metadata else None,
+        )
+        check_fields(submission)
+        return submission
+
+    def jobs(self, rows: Iterable[Mapping[str, Any]], **options: Any) -> Iterator[Submission]:
+        """A checked job for every row of arguments; ``options`` as in ``job``, the same for all.
+
+        Checked lazily, row by row: an error names the row, and what came before it may already be queued.
+        """
+        template = self.job_template(**options)
+        make, encode_args, handler = uuid_utils.uuid7, self.encode_args, self.name
+        for index, args in enumerate(rows):
+            try:
+                raw = encode_args(args)
+            except InvalidJobError as error:
+                raise InvalidJobError(f"row {index}", str(error), remedy="mend or drop that row") from None
+            yield Submission(handler=handler, args=raw, id=str(make()), **template)
+
+    def job_template(self, **options: Any) -> dict[str, Any]:
+        """The fields that all jobs of one ``jobs`` call share, checked once."""
+        if "job_id" in options or "unique_key" in options:
+            raise InvalidJobError(
+                "options", "job_id and unique_key cannot be shared by many jobs", remedy="use job() for each of them"
+            )
+        probe = Submission(handler=self.name)
+        defaults = {"lane": self.lane, "priority": self.priority, "max_attempts": self.max_attempts}
+        merged = {**defaults, "timeout": self.timeout_s, **options}
+        delay = merged.pop("delay", None)
+        template: dict[str, Any] = {
+            "run_at": merged.pop("run_at", None),
+            "delay_s": delay.total_seconds() if isinstance(delay, timedelta) else delay,
+            "lane": merged.pop("lane"),
+            "priority": Priority(merged.pop("priority")).label,
+            "max_attempts": merged.pop("max_attempts"),
+            "timeout_s": merged.pop("timeout"),
+            "metadata": merged.pop("metadata", None),
+        }
+        if merged:
+            raise InvalidJobError("options", f"unknown {sorted(merged)}", remedy=f"use {sorted(SUBMIT_OPTIONS)}")
+        check_fields(msgspec.structs.replace(probe, **template))
+        return template
+
+    def encode_args(self, args: Mapping[str, Any]) -> Raw:
+        """JSON of ``args`` after checking it against the handler's annotations.
+
+        Raises:
+            ArgumentsError, InvalidJobError.
+        """
+        try:
+            raw = _encode(args)
+        except (TypeError, ValueError, UnicodeEncodeError, OverflowError, RecursionError) as error:
+            raise ArgumentsError(self.name, f"not JSON: {error}") from None
+        check_no_lost_floats(args, raw, "args")
+        self._check(raw)
+        return Raw(raw)
+
+    def _check(self, raw: bytes) -> None:
+        # The same decoder that runs before the handler is called: what passes here passes there.
+        try:
+            self._decoder.decode(raw)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ArgumentsError(self.name, str(error).replace("`$.", "`")) from None
+        check_args(raw)
+
+    # -- running
+
+    def decode_args(self, raw: bytes) -> dict[str, Any]:
+        """Keyword arguments for the function, typed as annotated. What the sender left out keeps Python's default.
+
+        Raises:
+            ArgumentsError: they do not fit; the job is quarantined, not retried.
+        """
+        try:
+            decoded = self._decoder.decode(raw)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ArgumentsError(self.name, str(error).replace("`$.", "`")) from None
+        if self.takes_any:
+            return decoded  # type: ignore[no-any-return]  # a plain dict
+        return {
+            name: value for name in self._arguments.__struct_fields__ if (value := getattr(decoded, name)) is not UNSET
+        }
+
+    def defaults(self) -> HandlerDefaults:
+        """What the cluster is told, so that foreign clients may leave it out."""
+        return HandlerDefaults(self.lane, self.priority.label, self.max_attempts, self.timeout_s, self.backoff)
+
+    # -- declaration
+
+    def _argument_struct(self) -> Any:
+        hints = get_type_hints(self.function, include_extras=True)
+        fields: list[tuple[str, Any, Any]] = []
+        for parameter in inspect.signature(self.function).parameters.values():
+            annotation = hints.get(parameter.name, Any)
+            if annotation is JobContext:
+                self.context_parameter = parameter.name
+            elif parameter.kind is parameter.VAR_KEYWORD:
+                self.takes_any = True
+            elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
+                raise self._undeclarable(f"parameter {parameter.name!r} is positional; arguments are passed by name")
+            elif parameter.name in SUBMIT_OPTIONS:
+                raise self._undeclarable(f"parameter {parameter.name!r} is the name of a submit option; rename it")
+            elif parameter.default is parameter.empty:
+                fields.append((parameter.name, annotation, msgspec.NODEFAULT))
+            else:
+                fields.append((parameter.name, annotation | UnsetType if annotation is not Any else Any, UNSET))
+        if self.takes_any:
+            return dict[str, Any]
+        struct = msgspec.defstruct(f"{self.name}Args", fields, kw_only=True, forbid_unknown_fields=True, gc=False)
+        try:
+            msgspec.json.Decoder(struct)
+        except TypeError as error:
+            raise self._undeclarable(f"an annotation that JSON cannot be checked against: {error}") from None
+        return struct
+
+    def _check_settings(self) -> None:
+        if not 1 <= self.max_attempts <= limits.ATTEMPTS_MAX:
+            raise self._undeclarable(f"max_attempts {self.max_attempts} is outside 1 to {limits.ATTEMPTS_MAX}")
+        if not 0 < self.timeout_s <= limits.TIMEOUT_S_MAX:
+            raise self._undeclarable(f"timeout {self.timeout_s} is outside 0 to {limits.TIMEOUT_S_MAX:.0f} seconds")
+        if (problem := problem_of(self.backoff)) is not None:
+            raise self._undeclarable(f"backoff: {problem}")
+        if self.executor not in ("async", "thread", "process"):
+            raise self._undeclarable(f"executor {self.executor!r} is unknown; use async, thread or process")
+        if (self.executor == "async") != inspect.iscoroutinefunction(self.function):
+            raise self._undeclarable(f"executor {self.executor!r} does not fit a function of this kind")
+        if self.executor == "process" and "<locals>" in self.function.__qualname__:
+            raise self._undeclarable("a process handler must be a function of a module, so that a child can import it")
+
+    def _undeclarable(self, problem: str) -> InvalidSettingError:
+        return InvalidSettingError(f"handler {self.name!r}: {problem}")

@@ -1,0 +1,126 @@
+"""Packs concurrent submissions into shared messages without making a lone one wait.
+
+The first job of an event-loop turn schedules a flush for the end of that turn; whatever else is submitted in the
+same turn, or while too many messages are in flight, rides along. So a lone job leaves at once, and a thousand
+concurrent ones leave in a handful of messages.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import islice
+from typing import Final
+
+from jm_core import limits, wire
+from jm_core.errors import InvalidJobError
+from jm_core.wire import Submission
+
+IN_FLIGHT_MAX: Final = 32
+# A job's fields besides args and metadata: ids, names, numbers, JSON punctuation. An over-estimate; what still comes
+# out too large is split after encoding.
+FIELD_BYTES: Final = 320
+
+Send = Callable[[bytes, Sequence[Submission]], Awaitable[None]]
+
+
+def message_chunks(jobs: Sequence[Submission]) -> list[list[Submission]]:
+    """``jobs`` in order, cut so that each chunk fits one message (``PACK_JOBS``, ``MESSAGE_BYTES_MAX``)."""
+    chunks: list[list[Submission]] = []
+    chunk: list[Submission] = []
+    size = 2
+    for job in jobs:
+        cost = encoded_bytes_at_most(job)
+        if chunk and (len(chunk) >= limits.PACK_JOBS or size + cost > limits.MESSAGE_BYTES_MAX):
+            chunks.append(chunk)
+            chunk, size = [], 2
+        chunk.append(job)
+        size += cost
+    if chunk:
+        chunks.append(chunk)
+    return chunks
+
+
+def encoded_bytes_at_most(job: Submission) -> int:
+    """An upper estimate of a job's bytes on the wire."""
+    cost = len(bytes(job.args)) + FIELD_BYTES
+    if job.metadata or job.unique_key:
+        # JSON may escape one byte of text into six.
+        texts = sum(len(k) + len(v) + 6 for k, v in (job.metadata or {}).items()) + len(job.unique_key or "")
+        cost += 6 * texts
+    return cost
+
+
+def encode_message(jobs: Sequence[Submission]) -> bytes:
+    """One message.
+
+    Raises:
+        InvalidJobError: a single job is larger than a message may be.
+    """
+    data = wire.encode(jobs[0] if len(jobs) == 1 else jobs)
+    if len(data) > limits.MESSAGE_BYTES_MAX and len(jobs) == 1:
+        raise InvalidJobError(
+            "args", f"{len(data)} bytes with its metadata, the limit is {limits.MESSAGE_BYTES_MAX}", remedy="send less"
+        )
+    return data
+
+
+class Packer:
+    """Collects jobs of one receipt kind and sends them in full messages.
+
+    Args:
+        send: publishes one message and returns when its receipt is there; its exception goes to every job in it.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._waiting: deque[tuple[Submission, asyncio.Future[None]]] = deque()
+        self._in_flight: set[asyncio.Task[None]] = set()
+        self._scheduled = False
+
+    async def add(self, job: Submission) -> None:
+        """Return when the message that carries ``job`` has its receipt."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        self._waiting.append((job, future))
+        if not self._scheduled:
+            self._scheduled = True
+            loop.call_soon(self._flush)
+        await future
+
+    async def close(self) -> None:
+        """Wait for what is under way."""
+        while self._waiting or self._in_flight:
+            self._flush()
+            if self._in_flight:
+                await asyncio.wait(self._in_flight)
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        while self._waiting and len(self._in_flight) < IN_FLIGHT_MAX:
+            batch = list(islice(self._waiting, limits.PACK_JOBS))
+            fitting = len(message_chunks([job for job, _ in batch])[0])
+            for _ in range(fitting):
+                self._waiting.popleft()
+            task = asyncio.create_task(self._carry(batch[:fitting]))
+            self._in_flight.add(task)
+            task.add_done_callback(self._landed)
+
+    def _landed(self, task: asyncio.Task[None]) -> None:
+        self._in_flight.discard(task)
+        if self._waiting:
+            self._flush()
+
+    async def _carry(self, batch: list[tuple[Submission, asyncio.Future[None]]]) -> None:
+        jobs = [job for job, _ in batch]
+        try:
+            await self._send(encode_message(jobs), jobs)
+        except BaseException as error:
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(error if isinstance(error, Exception) else asyncio.CancelledError())
+            if not isinstance(error, Exception):
+                raise
+            return
+        for _, future in batch:
+            if not future.done():
+                future.set_result(None)

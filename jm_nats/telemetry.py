@@ -1,0 +1,106 @@
+"""Every span and metric name, one function per event. The API only: who runs the process chooses SDK and exporters.
+
+Without an SDK all of this is skipped after one check, because a no-op span still costs microseconds, and a job costs
+only a few dozen.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from opentelemetry import metrics, propagate, trace
+from opentelemetry.trace import Link, SpanKind, Status, StatusCode
+
+from jm_core.wire import Run, Submission
+
+SPAN_SUBMIT: Final = "jobmaster.submit"
+SPAN_PROCESS: Final = "jobmaster.process"
+METRIC_FINISHED: Final = "jobmaster.attempts"
+METRIC_DURATION: Final = "jobmaster.attempt.duration"
+METRIC_START_DELAY: Final = "jobmaster.start.delay"
+METRIC_SAVED: Final = "jobmaster.jobs.saved"
+METRIC_REJECTED: Final = "jobmaster.jobs.rejected"
+METRIC_DUPLICATES: Final = "jobmaster.jobs.duplicates"
+METRIC_DISPATCHED: Final = "jobmaster.jobs.dispatched"
+METRIC_STALE: Final = "jobmaster.outcomes.stale"
+
+_tracer = trace.get_tracer("jobmaster")
+_meter = metrics.get_meter("jobmaster")
+_finished = _meter.create_counter(METRIC_FINISHED, "{attempt}", "Attempts ended, by outcome, handler, lane")
+_duration = _meter.create_histogram(METRIC_DURATION, "s", "Run time of attempts")
+_start_delay = _meter.create_histogram(METRIC_START_DELAY, "s", "From the due time to the start of the handler")
+_saved = _meter.create_counter(METRIC_SAVED, "{job}", "Jobs committed to the master")
+_rejected = _meter.create_counter(METRIC_REJECTED, "{job}", "Jobs refused by the writer")
+_duplicates = _meter.create_counter(METRIC_DUPLICATES, "{job}", "Submissions of a job that was already there")
+_dispatched = _meter.create_counter(METRIC_DISPATCHED, "{job}", "Jobs put into buckets")
+_stale = _meter.create_counter(METRIC_STALE, "{outcome}", "Outcomes refused by the dispatch fence")
+
+
+def is_tracing() -> bool:
+    """True when somebody installed an SDK; the API's own proxy provider records nothing."""
+    return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider | trace.NoOpTracerProvider)
+
+
+def is_metering() -> bool:
+    return type(metrics.get_meter_provider()).__module__.startswith("opentelemetry.sdk")
+
+
+def trace_submission(job: Submission) -> None:
+    """A producer span for ``job``, carried in its ``trace`` unless the caller set one."""
+    if not is_tracing():
+        return
+    attributes = {"messaging.system": "jobmaster", "jobmaster.job.id": job.id or "", "jobmaster.handler": job.handler}
+    with _tracer.start_as_current_span(SPAN_SUBMIT, kind=SpanKind.PRODUCER, attributes=attributes):
+        if job.trace is None:
+            carrier: dict[str, str] = {}
+            propagate.inject(carrier)
+            job.trace = carrier.get("traceparent")
+
+
+@contextmanager
+def processing(run: Run, *, lane: str, priority: str, bucket: str) -> Iterator[Any]:
+    """A consumer span around one attempt, child of and linked to the submission's span."""
+    parent = propagate.extract({"traceparent": run.trace}) if run.trace else None
+    context = trace.get_current_span(parent).get_span_context() if parent else None
+    attributes = {
+        "messaging.system": "jobmaster",
+        "jobmaster.job.id": run.id,
+        "jobmaster.handler": run.handler,
+        "jobmaster.attempt": run.attempt,
+        "jobmaster.lane": lane,
+        "jobmaster.priority": priority,
+        "jobmaster.bucket": bucket,
+    }
+    links = [Link(context)] if context and context.is_valid else []
+    with _tracer.start_as_current_span(
+        SPAN_PROCESS, context=parent, kind=SpanKind.CONSUMER, attributes=attributes, links=links
+    ) as span:
+        yield span
+
+
+def mark_failed(span: Any, error: str) -> None:
+    span.set_status(Status(StatusCode.ERROR, error[:200]))
+
+
+def attempt_ended(handler: str, lane: str, outcome: str, *, run_s: float, start_delay_s: float) -> None:
+    attributes = {"handler": handler, "lane": lane, "outcome": outcome}
+    _finished.add(1, attributes)
+    _duration.record(run_s, attributes)
+    _start_delay.record(max(start_delay_s, 0.0), {"handler": handler, "lane": lane})
+
+
+def jobs_saved(count: int, *, rejected: int = 0, duplicates: int = 0) -> None:
+    _saved.add(count)
+    if rejected:
+        _rejected.add(rejected)
+    if duplicates:
+        _duplicates.add(duplicates)
+
+
+def jobs_dispatched(count: int) -> None:
+    _dispatched.add(count)
+
+
+def outcomes_stale(count: int) -> None:
+    if count:
+        _stale.add(count)

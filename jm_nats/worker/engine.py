@@ -1,0 +1,255 @@
+"""Holds jobs until they are due, starts them when a slot is free, and turns each end into one report.
+
+No NATS in here: jobs come in by ``accept``, reports go out by each bucket's ``Reporter``. All methods run on the event
+loop's thread and none awaits, so there is no lock and no state between two steps.
+"""
+
+import asyncio
+import heapq
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from jm_core import limits
+from jm_core.model import Priority, ReturnReason
+from jm_core.slots import next_priority
+from jm_core.wire import Progress, Quarantined, Returned, Run, Started
+from jm_nats.clock import Clock
+from jm_nats.handlers import ArgumentsError, Handler
+from jm_nats.worker.execution import Ask, Execution, Executors
+from jm_nats.worker.outcomes import BucketPort, Delivery
+
+log = logging.getLogger("jobmaster.worker")
+
+KNOWN_MAX: Final = 50_000
+
+
+class Held:
+    """A job that is here and has not started."""
+
+    __slots__ = ("delivery", "port", "run", "since_s")
+
+    def __init__(self, run: Run, port: BucketPort, delivery: Delivery, since_s: float) -> None:
+        self.run = run
+        self.port = port
+        self.delivery = delivery
+        self.since_s = since_s  # loop time at which it could have started
+
+
+class Engine:
+    """The worker's slots and everything waiting for one."""
+
+    def __init__(
+        self,
+        handlers: Mapping[str, Handler],
+        *,
+        slots: int,
+        executors: Executors,
+        clock: Clock,
+        cancel_grace_s: float,
+        on_room: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._handlers = handlers
+        self._slots = slots
+        self._executors = executors
+        self._clock = clock
+        self._grace_s = cancel_grace_s
+        self._on_room = on_room
+        self._loop = asyncio.get_running_loop()
+        self._ready: dict[Priority, deque[Held]] = {p: deque() for p in Priority}
+        self._waiting: dict[Priority, int] = dict.fromkeys(Priority, 0)
+        self._later: list[tuple[float, int, Held]] = []
+        self._sequence = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._ticker: asyncio.TimerHandle | None = None
+        self._running: set[Execution] = set()
+        self._running_by: dict[Priority, int] = dict.fromkeys(Priority, 0)
+        # Highest dispatch seen per job: a message that comes twice, or late, is dropped here (crash table, row 4).
+        self._known: dict[str, int] = {}
+        self._closed = False
+        self.held_bytes = 0
+        self.duplicates = 0
+        self.finished = 0
+
+    # -- in
+
+    def accept(self, runs: list[Run], port: BucketPort, delivery: Delivery) -> None:
+        """Take a message's jobs: start, hold until due, or drop what is already here."""
+        now = self._clock.now()
+        known = self._known
+        loop_now = self._loop.time()
+        for run in runs:
+            if known.get(run.id, 0) >= run.dispatch:
+                self.duplicates += 1
+                port.reporter.done(delivery)
+                continue
+            known[run.id] = run.dispatch
+            held = Held(run, port, delivery, loop_now)
+            self.held_bytes += len(bytes(run.args))
+            if run.run_at > now:
+                self._sequence += 1
+                heapq.heappush(self._later, (run.run_at, self._sequence, held))
+            else:
+                self._ready[port.priority].append(held)
+                self._waiting[port.priority] += 1
+        if len(known) > KNOWN_MAX:
+            self._forget()
+        if self._later:
+            self._arm()
+        self.pump()
+
+    def knows_all(self, runs: list[Run]) -> bool:
+        return all(self._known.get(run.id, 0) >= run.dispatch for run in runs)
+
+    # -- slots
+
+    @property
+    def held(self) -> int:
+        return sum(self._waiting.values()) + len(self._later)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    def pump(self) -> None:
+        """Fill the free slots. Called whenever a job came or a slot went."""
+        while len(self._running) < self._slots and not self._closed:
+            priority = next_priority(self._waiting, self._running_by)
+            if priority is None:
+                return
+            self._waiting[priority] -= 1
+            self._start(self._ready[priority].popleft())
+
+    def waiting_since(self) -> list[Held]:
+        """Due jobs without a slot, oldest first within each priority."""
+        return [held for queue in self._ready.values() for held in queue]
+
+    def _start(self, held: Held) -> None:
+        run, port = held.run, held.port
+        self.held_bytes -= len(bytes(run.args))
+        handler = self._handlers.get(run.handler)
+        if handler is None:
+            known = ", ".join(sorted(self._handlers)[:10]) or "none"
+            self._quarantine(held, f"no handler {run.handler!r} on the worker that got it; it knows: {known}")
+            return
+        try:
+            kwargs = handler.decode_args(bytes(run.args))
+        except ArgumentsError as error:
+            self._quarantine(held, str(error))
+            return
+        execution = Execution(handler, run, port, self._clock, self._report_progress(held))
+        self._running.add(execution)
+        self._running_by[port.priority] += 1
+        execution.start(kwargs, self._executors, lambda e: self._ended(e, held), lambda e: self._released(e, held))
+        if self._ticker is None:
+            self._ticker = self._loop.call_later(limits.FLUSH_S, self._tick)
+
+    def _report_progress(self, held: Held) -> Callable[[float, str], None]:
+        run, reporter = held.run, held.port.reporter
+
+        def report(fraction: float, note: str) -> None:
+            event = Progress(run.id, run.dispatch, self._clock.now(), fraction, note)
+            self._loop.call_soon_threadsafe(reporter.progress, event)
+
+        return report
+
+    def _quarantine(self, held: Held, reason: str) -> None:
+        run, reporter = held.run, held.port.reporter
+        log.warning("job quarantined", extra={"job_id": run.id, "handler": run.handler, "reason": reason})
+        reporter.add(Quarantined(run.id, run.dispatch, self._clock.now(), reason), size=200 + len(reason))
+        reporter.done(held.delivery)
+
+    def _ended(self, execution: Execution, held: Held) -> None:
+        """The attempt's outcome is known: report it. The slot may be freed later (a thread that cannot be stopped)."""
+        event, size = execution.event()
+        self.finished += 1
+        held.port.reporter.add(event, size=size)
+        held.port.reporter.done(held.delivery)
+
+    def _released(self, execution: Execution, held: Held) -> None:
+        self._running.discard(execution)
+        self._running_by[held.port.priority] -= 1
+        self.pump()
+        self._on_room()
+
+    # -- time
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        wait_s = max(self._later[0][0] - self._clock.now(), 0.0)
+        self._timer = self._loop.call_later(wait_s, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        now = self._clock.now()
+        while self._later and self._later[0][0] <= now:
+            held = heapq.heappop(self._later)[2]
+            held.since_s = self._loop.time()
+            self._ready[held.port.priority].append(held)
+            self._waiting[held.port.priority] += 1
+        if self._later:
+            self._arm()
+        self.pump()
+
+    def _tick(self) -> None:
+        """While anything runs: announce the longer attempts, end the overdue ones, name those that will not end."""
+        self._ticker = None
+        now = self._loop.time()
+        for execution in list(self._running):
+            if not execution.announced and now - execution.started_loop_s >= limits.FLUSH_S:
+                self._announce(execution)
+            execution.check(now, grace_s=self._grace_s)
+        if self._running:
+            self._ticker = self._loop.call_later(limits.FLUSH_S, self._tick)
+
+    def _announce(self, execution: Execution) -> None:
+        execution.announced = True
+        run = execution.run
+        execution.port.reporter.add(Started(run.id, run.dispatch, run.attempt, execution.started_at))
+
+    def _forget(self) -> None:
+        """Drop the oldest half of what was seen; a repeat that old is stopped by the fence in Postgres."""
+        keep = {e.run.id for e in self._running} | {h.run.id for h in self.waiting_since()}
+        keep |= {held.run.id for _, _, held in self._later}
+        for job_id in list(self._known)[: KNOWN_MAX // 2]:
+            if job_id not in keep:
+                del self._known[job_id]
+
+    # -- stopping
+
+    def hand_back(self, chosen: list[Held], reason: ReturnReason) -> None:
+        """Return unstarted jobs to the master; costs them no attempt."""
+        gone = set(map(id, chosen))
+        for priority, queue in self._ready.items():
+            kept = deque(h for h in queue if id(h) not in gone)
+            self._ready[priority] = kept
+            self._waiting[priority] = len(kept)
+        self._later = [entry for entry in self._later if id(entry[2]) not in gone]
+        heapq.heapify(self._later)
+        for held in chosen:
+            self.held_bytes -= len(bytes(held.run.args))
+            run = held.run
+            held.port.reporter.add(Returned(run.id, run.dispatch, reason, self._clock.now()))
+            held.port.reporter.done(held.delivery)
+
+    def close_intake(self) -> None:
+        """Start nothing more, and give back what is held."""
+        self._closed = True
+        held = self.waiting_since() + [entry[2] for entry in self._later]
+        self.hand_back(held, ReturnReason.DRAINED)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def interrupt(self) -> None:
+        """End what still runs; it is handed back, not failed."""
+        for execution in list(self._running):
+            execution.ask(Ask.SHUTDOWN, self._loop.time())
+
+    def running_names(self) -> list[str]:
+        return sorted(f"{e.run.handler} {e.run.id}" for e in self._running)
+
+    def unreported(self) -> int:
+        return sum(1 for e in self._running if not e.reported)

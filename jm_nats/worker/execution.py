@@ -1,0 +1,308 @@
+"""One attempt: call the handler the way it wants to be called, and say how it ended."""
+
+import asyncio
+import functools
+import logging
+import random
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, Final
+
+import anyio
+from msgspec import Raw
+
+from jm_core import retry
+from jm_core.errors import InvalidJobError
+from jm_core.model import AttemptOutcome, ReturnReason
+from jm_core.retry import GiveUp, RetryIn
+from jm_core.wire import Event, Finished, Returned, Run
+from jm_nats import telemetry
+from jm_nats.clock import Clock
+from jm_nats.context import JobContext, NoRetry, Retry
+from jm_nats.handlers import Handler
+from jm_nats.worker import failures
+from jm_nats.worker.outcomes import BucketPort
+from jm_nats.worker.processes import ChildFailed, ContextData, encode_result, run_in_child
+from jm_nats.worker.threads import DaemonPool, Raised
+
+log = logging.getLogger("jobmaster.worker")
+NULL: Final = b"null"
+
+
+class Ask(StrEnum):
+    """Why we asked a running handler to end. The ask decides the outcome, whatever the handler makes of it."""
+
+    TIMEOUT = "timeout"
+    SHUTDOWN = "shutdown"
+
+
+class Executors:
+    """The ways to run a handler that is not a coroutine."""
+
+    def __init__(self, process_slots: int) -> None:
+        self.threads = DaemonPool()
+        self.processes = anyio.CapacityLimiter(process_slots)
+
+    def close(self) -> None:
+        self.threads.close()
+
+
+class Execution:
+    """A running attempt. ``on_end`` is called once, when its outcome is known; ``on_release`` once, when its slot is
+    free again: the same moment, unless the handler cannot be stopped."""
+
+    __slots__ = (
+        "_asked_s", "_deadline_s", "_error", "_is_released", "_may_retry", "_on_end", "_on_release", "_outcome",
+        "_raw", "_retry_asked_s", "_task", "announced", "asked", "clock", "context", "finished_at", "handler", "port",
+        "reported", "run", "started_at", "started_loop_s",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        handler: Handler,
+        run: Run,
+        port: BucketPort,
+        clock: Clock,
+        report: Callable[[float, str], None],
+    ) -> None:
+        self.handler = handler
+        self.run = run
+        self.port = port
+        self.clock = clock
+        self.asked: Ask | None = None
+        self.announced = False
+        self.reported = False
+        self.started_at = clock.now()
+        self.finished_at = self.started_at
+        self.started_loop_s = asyncio.get_running_loop().time()
+        self._deadline_s = self.started_loop_s + run.timeout_s
+        self._asked_s = 0.0
+        self._outcome = AttemptOutcome.SUCCEEDED
+        self._raw: bytes = NULL
+        self._error: str | None = None
+        self._may_retry = True
+        self._retry_asked_s: float | None = None
+        self._is_released = False
+        self._task: asyncio.Task[None] | None = None
+        self.context: JobContext | None = None
+        if handler.context_parameter is not None and handler.executor != "process":
+            self.context = self._make_context(report)
+
+    def _make_context(self, report: Callable[[float, str], None]) -> JobContext:
+        run = self.run
+        return JobContext(
+            job_id=run.id,
+            handler=run.handler,
+            lane=self.port.lane,
+            attempt=run.attempt,
+            max_attempts=run.max_attempts,
+            dispatch=run.dispatch,
+            metadata=run.metadata or {},
+            deadline_s=self.started_at + run.timeout_s,
+            report=report,
+        )
+
+    def start(
+        self,
+        kwargs: dict[str, Any],
+        executors: Executors,
+        on_end: Callable[["Execution"], None],
+        on_release: Callable[["Execution"], None],
+    ) -> None:
+        self._on_end = on_end
+        self._on_release = on_release
+        if self.context is not None and self.handler.context_parameter is not None:
+            kwargs[self.handler.context_parameter] = self.context
+        self._task = asyncio.create_task(self._main(kwargs, executors))
+
+    async def _main(self, kwargs: dict[str, Any], executors: Executors) -> None:
+        """The attempt's task. Nothing raised in a handler leaves it: KeyboardInterrupt and SystemExit would tear down
+        the loop, and with it every other job of this worker (BR-118, BR-119)."""
+        held_slot: asyncio.Future[Any] | None = None
+        try:
+            if telemetry.is_tracing():
+                held_slot = await self._traced(kwargs, executors)
+            else:
+                held_slot = await self._call(kwargs, executors)
+        except BaseException as error:  # noqa: BLE001
+            self._failed(error)
+        self._end()
+        if held_slot is not None and not held_slot.done():
+            held_slot.add_done_callback(lambda _: self._release())
+        else:
+            self._release()
+
+    async def _traced(self, kwargs: dict[str, Any], executors: Executors) -> asyncio.Future[Any] | None:
+        label = self.port.priority.label
+        with telemetry.processing(self.run, lane=self.port.lane, priority=label, bucket=self.port.bucket) as span:
+            try:
+                thread = await self._call(kwargs, executors)
+            except BaseException as error:  # noqa: BLE001
+                self._failed(error)
+                thread = None
+            if self._error is not None:
+                telemetry.mark_failed(span, self._error)
+            return thread
+
+    async def _call(self, kwargs: dict[str, Any], executors: Executors) -> asyncio.Future[Any] | None:
+        """Run the handler to its end; returns the thread's future when the thread outlives our patience."""
+        match self.handler.executor:
+            case "async":
+                self._returned(await self.handler.function(**kwargs))
+            case "thread":
+                return await self._call_thread(kwargs, executors.threads)
+            case "process":
+                await self._call_process(executors.processes)
+        return None
+
+    async def _call_thread(self, kwargs: dict[str, Any], pool: DaemonPool) -> asyncio.Future[Any] | None:
+        future = pool.run(functools.partial(self.handler.function, **kwargs))
+        try:
+            result = await asyncio.shield(future)
+        except asyncio.CancelledError as error:
+            # We stop waiting; the thread cannot be stopped and keeps its slot until it returns by itself.
+            self._failed(error)
+            return future
+        if isinstance(result, Raised):
+            self._failed(result.error)
+        else:
+            self._returned(result)
+        return None
+
+    async def _call_process(self, limiter: anyio.CapacityLimiter) -> None:
+        run = self.run
+        data = ContextData(
+            run.id, run.handler, self.port.lane, run.attempt, run.max_attempts, run.dispatch, run.metadata or {},
+            self.started_at + run.timeout_s,
+        )  # fmt: skip
+        try:
+            answer = await run_in_child(self.handler, bytes(run.args), data, limiter)
+        except anyio.BrokenWorkerProcess as error:
+            self._outcome = AttemptOutcome.FAILED
+            self._error = f"the child process died while it ran the handler ({failures.headline(error)})"
+            return
+        if isinstance(answer, ChildFailed):
+            self._outcome = AttemptOutcome.FAILED
+            self._error, self._may_retry = answer.error, answer.may_retry
+            self._retry_asked_s = answer.retry_in_s
+        else:
+            self._raw = answer
+
+    def _returned(self, result: Any) -> None:
+        if result is None:
+            return
+        try:
+            self._raw = encode_result(result)
+        except (InvalidJobError, TypeError, ValueError, RecursionError, OverflowError) as error:
+            # It ran, but what it returned cannot be kept. Running it again would not change that.
+            self._outcome = AttemptOutcome.FAILED
+            self._error = f"the handler returned something that cannot be stored: {failures.headline(error)}"
+            self._may_retry = False
+
+    def _failed(self, error: BaseException) -> None:
+        self._outcome = AttemptOutcome.FAILED
+        if isinstance(error, Retry):
+            self._retry_asked_s = error.in_s
+        elif isinstance(error, NoRetry):
+            self._may_retry = False
+        self._error = failures.describe(error)
+
+    # -- being asked to end
+
+    def ask(self, why: Ask, now_s: float) -> None:
+        """Cancel the handler; the first ask decides."""
+        if self.asked is not None or self.reported:
+            return
+        self.asked = why
+        self._asked_s = now_s
+        if self.context is not None:
+            self.context._cancelled = True  # noqa: SLF001  (ours: the handler sees it as a property)
+        if self._task is not None:
+            self._task.cancel()
+
+    def check(self, now_s: float, *, grace_s: float) -> None:
+        """Ask for the end at the deadline; report without the handler when it ignores that for ``grace_s``."""
+        if self.asked is None:
+            if now_s >= self._deadline_s:
+                self.ask(Ask.TIMEOUT, now_s)
+        elif not self.reported and now_s >= self._asked_s + grace_s:
+            log.warning(
+                "handler ignores cancellation; its outcome is reported, its slot stays taken",
+                extra={"handler": self.run.handler, "job_id": self.run.id, "asked": self.asked.value},
+            )
+            self._end()
+
+    def _end(self) -> None:
+        if self.reported:
+            return
+        self.reported = True
+        self.finished_at = self.clock.now()
+        if telemetry.is_metering():
+            run_s = self.finished_at - self.started_at
+            delay_s = self.started_at - self.run.run_at
+            telemetry.attempt_ended(self.run.handler, self.port.lane, self.outcome.value, run_s=run_s, start_delay_s=delay_s)
+        self._on_end(self)
+
+    def _release(self) -> None:
+        if not self._is_released:
+            self._is_released = True
+            self._on_release(self)
+
+    # -- what to report
+
+    @property
+    def outcome(self) -> AttemptOutcome:
+        match self.asked:
+            case Ask.TIMEOUT:
+                return AttemptOutcome.TIMED_OUT
+            case Ask.SHUTDOWN:
+                return AttemptOutcome.INTERRUPTED
+            case None:
+                return self._outcome
+
+    def event(self) -> tuple[Event, int]:
+        """The report of this attempt's end and about how many bytes it takes."""
+        run, outcome = self.run, self.outcome
+        if outcome is AttemptOutcome.INTERRUPTED:
+            reason = ReturnReason.INTERRUPTED
+            return Returned(run.id, run.dispatch, reason, self.finished_at, run.attempt, self.started_at), 200
+        if outcome is AttemptOutcome.SUCCEEDED:
+            result = None if self._raw is NULL else Raw(self._raw)
+            event = Finished(run.id, run.dispatch, run.attempt, outcome, self.started_at, self.finished_at, result)
+            return event, 200 + len(self._raw)
+        error = self._error_text(outcome)
+        event = Finished(
+            run.id, run.dispatch, run.attempt, outcome, self.started_at, self.finished_at, None, error, self._retry_in_s()
+        )
+        return event, 200 + 2 * len(error)
+
+    def _error_text(self, outcome: AttemptOutcome) -> str:
+        if outcome is not AttemptOutcome.TIMED_OUT:
+            return self._error or "no error text"
+        text = f"timed out after {self.run.timeout_s:g} s"
+        match self.handler.executor:
+            case "process":
+                return f"{text}; its process was killed"
+            case "thread":
+                return f"{text}; a thread cannot be stopped, it still holds a slot (use executor='process')"
+            case "async" if self._error is None:
+                return f"{text}; the handler ignores cancellation and still holds a slot"
+            case _:
+                return f"{text}\n{self._error}"
+
+    def _retry_in_s(self) -> float | None:
+        verdict = retry.after_failure(
+            self.handler.backoff,
+            attempt=self.run.attempt,
+            max_attempts=self.run.max_attempts,
+            u=random.random(),  # noqa: S311  (jitter, not a secret)
+            asked_s=self._retry_asked_s,
+            may_retry=self._may_retry,
+        )
+        match verdict:
+            case RetryIn(delay_s=delay_s):
+                return delay_s
+            case GiveUp():
+                return None
+
+

@@ -1,0 +1,142 @@
+"""Reports of one bucket: events leave in batches, and a run message is acked only after its events are stored."""
+
+import asyncio
+import logging
+from typing import Final
+
+from nats.aio.msg import Msg
+
+from jm_core import wire
+from jm_core.model import Priority
+from jm_core.wire import Event, EventBatch, Progress
+from jm_nats.errors import AgentError
+from jm_nats.publisher import JetPublisher
+from jm_nats.pull import ack
+
+log = logging.getLogger("jobmaster.worker")
+
+EVENTS_PER_MESSAGE: Final = 500
+EVENT_BYTES_MAX: Final = 480 * 1024  # the message limit less its envelope
+LINGER_S: Final = 0.005
+RETRY_PAUSE_S: Final = 0.5
+
+
+class Delivery:
+    """One run message and how many of its jobs are still under way."""
+
+    __slots__ = ("left", "message")
+
+    def __init__(self, message: Msg, jobs: int) -> None:
+        self.message = message
+        self.left = jobs
+
+
+class Reporter:
+    """Collects the events of one bucket and carries them to the events stream, in order, at least once."""
+
+    def __init__(self, publisher: JetPublisher, subject: str, *, bucket: str, epoch: int, worker: str) -> None:
+        self._publisher = publisher
+        self._subject = subject
+        self._envelope = (bucket, epoch, worker)
+        self._events: list[Event] = []
+        self._progress: dict[str, Progress] = {}
+        self._sizes = 0
+        self._acks: list[Delivery] = []
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def add(self, event: Event, *, size: int = 200) -> None:
+        """Queue one event; ``size`` is a rough count of its bytes."""
+        self._events.append(event)
+        self._sizes += size
+        self._idle.clear()
+        self._wake.set()
+
+    def progress(self, event: Progress) -> None:
+        """Queue progress; only the newest of a job is kept until the next flush."""
+        self._progress[event.id] = event
+        self._idle.clear()
+        self._wake.set()
+
+    def done(self, delivery: Delivery) -> None:
+        """One job of ``delivery`` needs no more; with the last one the message is acked after the next flush."""
+        delivery.left -= 1
+        if not delivery.left:
+            self._acks.append(delivery)
+            self._idle.clear()
+            self._wake.set()
+
+    async def flushed(self) -> None:
+        """Return when everything queued so far is stored and acked."""
+        await self._idle.wait()
+
+    async def run(self) -> None:
+        """Flush until cancelled. The first event after a pause leaves at once; under load batches fill for 5 ms."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            await self._flush()
+            if self._events or self._acks or self._progress:
+                self._wake.set()
+                if len(self._events) < EVENTS_PER_MESSAGE:
+                    await asyncio.sleep(LINGER_S)
+            else:
+                self._idle.set()
+
+    async def _flush(self) -> None:
+        events, acks = self._take()
+        if events:
+            await self._store(wire.encode(EventBatch(*self._envelope, events)))
+        for delivery in acks:
+            ack(delivery.message)
+
+    def _take(self) -> tuple[list[Event], list[Delivery]]:
+        """The next message's events, and the acks that need nothing beyond them."""
+        if len(self._events) <= EVENTS_PER_MESSAGE and self._sizes <= EVENT_BYTES_MAX:
+            events: list[Event] = [*self._events, *self._progress.values()]
+            acks = self._acks
+            self._events, self._acks, self._sizes = [], [], 0
+            self._progress = {}
+            return events, acks
+        # Too much for one message: acks wait for the last part, so none is early.
+        count = 1
+        size = _size_of(self._events[0])
+        while count < min(len(self._events), EVENTS_PER_MESSAGE):
+            size += _size_of(self._events[count])
+            if size > EVENT_BYTES_MAX:
+                break
+            count += 1
+        events, self._events = self._events[:count], self._events[count:]
+        self._sizes = sum(map(_size_of, self._events))
+        return events, []
+
+    async def _store(self, data: bytes) -> None:
+        while True:
+            try:
+                await self._publisher.publish(self._subject, data)
+                return
+            except AgentError as error:
+                # NATS is away. Outcomes are the one thing that must not be dropped: keep and try again, for ever.
+                log.warning("events wait for NATS", extra={"subject": self._subject, "error": str(error)})
+                await asyncio.sleep(RETRY_PAUSE_S)
+
+
+class BucketPort:
+    """What an attempt knows of its bucket: who it is, and where its reports go."""
+
+    __slots__ = ("bucket", "lane", "priority", "reporter")
+
+    def __init__(self, bucket: str, lane: str, priority: Priority, reporter: Reporter) -> None:
+        self.bucket = bucket
+        self.lane = lane
+        self.priority = priority
+        self.reporter = reporter
+
+
+def _size_of(event: Event) -> int:
+    size = 200
+    if isinstance(event, wire.Finished):
+        size += len(bytes(event.result)) if event.result is not None else 0
+        size += 2 * len(event.error) if event.error else 0
+    return size

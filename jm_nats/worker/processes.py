@@ -1,0 +1,112 @@
+"""Runs ``executor="process"`` handlers in child processes that can be killed.
+
+By ``anyio.to_process``: it keeps idle children for reuse, and kills the child when the waiting side is cancelled,
+which is just what a timeout needs.
+"""
+
+import ctypes
+import importlib
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+import anyio
+import anyio.to_process
+import msgspec
+
+from jm_core.payload import check_no_lost_floats, check_result
+from jm_nats.context import JobContext, NoRetry, Retry
+from jm_nats.handlers import Handler
+from jm_nats.worker import failures
+
+PR_SET_PDEATHSIG: Final = 1
+
+
+class ChildFailed(msgspec.Struct):
+    """An exception of the child as text: exceptions themselves may refuse to be pickled or rebuilt (BR-120)."""
+
+    error: str
+    retry_in_s: float | None = None
+    may_retry: bool = True
+    asked_for_retry: bool = False
+
+
+class ContextData(msgspec.Struct):
+    """What a child needs to build its own ``JobContext``."""
+
+    job_id: str
+    handler: str
+    lane: str
+    attempt: int
+    max_attempts: int
+    dispatch: int
+    metadata: dict[str, str]
+    deadline_s: float
+
+
+async def run_in_child(
+    handler: Handler, args: bytes, data: ContextData, limiter: anyio.CapacityLimiter
+) -> bytes | ChildFailed:
+    """Run the handler in a child and return its result as JSON. Cancelling this kills the child.
+
+    Raises:
+        anyio.BrokenWorkerProcess: the child died (``os._exit``, a signal, out of memory).
+    """
+    function = handler.function
+    return await anyio.to_process.run_sync(
+        _call, function.__module__, function.__qualname__, args, msgspec.structs.asdict(data), cancellable=True, limiter=limiter
+    )
+
+
+def _call(module: str, qualname: str, args: bytes, data: Mapping[str, Any]) -> bytes | ChildFailed:
+    """In the child: import the handler, call it, and turn whatever happens into a value that can be pickled."""
+    _settle_signals()
+    try:
+        handler = _find(module, qualname)
+        kwargs = handler.decode_args(args)
+        if handler.context_parameter:
+            kwargs[handler.context_parameter] = JobContext(**data)
+        return encode_result(handler.function(**kwargs))
+    except Retry as error:
+        return ChildFailed(failures.describe(error), retry_in_s=error.in_s, asked_for_retry=True)
+    except NoRetry as error:
+        return ChildFailed(failures.describe(error), may_retry=False)
+    except BaseException as error:  # noqa: BLE001  (SystemExit in a handler fails the job, not the child)
+        return ChildFailed(failures.describe(error))
+
+
+def _find(module: str, qualname: str) -> Handler:
+    found: Any = importlib.import_module(module)
+    for part in qualname.split("."):
+        found = getattr(found, part)
+    if not isinstance(found, Handler):
+        raise TypeError(f"{module}.{qualname} is not the handler any more; keep its name bound to what the decorator returned")
+    return found
+
+
+def _settle_signals() -> None:
+    """Ctrl-C and SIGTERM to the process group are the worker's business: it lets running jobs finish (BR-132). Its own
+    death is ours: without it nobody would hear the result."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if sys.platform == "linux":
+        with suppress(OSError):
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def encode_result(value: Any) -> bytes:
+    """JSON of a handler's return value; bytes become base64 text.
+
+    Raises:
+        InvalidJobError, TypeError: it cannot be stored.
+    """
+    if value is None:
+        return b"null"
+    raw = msgspec.json.encode(value)
+    check_no_lost_floats(value, raw, "result")
+    check_result(raw)
+    return raw
+
+
