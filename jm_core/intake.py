@@ -6,11 +6,20 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from jm_core import limits, wire
 from jm_core.errors import InvalidJobError, InvalidNameError
-from jm_core.ids import JobId, Lane, derived_job_id, is_handler_name, is_name, parse_handler_name, parse_job_id, parse_name
+from jm_core.ids import (
+    JobId,
+    Lane,
+    derived_job_id,
+    is_handler_name,
+    is_name,
+    parse_handler_name,
+    parse_job_id,
+    parse_name,
+)
 from jm_core.model import DEFAULT_LANE, PRIORITY_BY_LABEL, Priority
 from jm_core.payload import check_args
 from jm_core.wire import HandlerDefaults, Submission
@@ -275,4 +284,6 @@ def _refused(raw: bytes, error: InvalidJobError | InvalidNameError, submission: 
 def _wrong_count(data: bytes, count: int) -> Rejection:
     if not count:
         return Rejection(data, "an empty array; send at least one job")
-    return Rejection(data, f"{count} jobs in one message, the limit is {limits.MESSAGE_JOBS_MAX}; send several messages")
+    return Rejection(
+        data, f"{count} jobs in one message, the limit is {limits.MESSAGE_JOBS_MAX}; send several messages"
+    )

@@ -57,9 +57,7 @@ def bucket_credit(bucket: BucketLoad, load: WorkerLoad, weight_total: int) -> in
     return max(worker_credit(load), own_share - bucket.outstanding, 0)
 
 
-def eligible(
-    buckets: Sequence[BucketLoad], lane: Lane, priority: Priority, handler: str
-) -> list[BucketLoad]:
+def eligible(buckets: Sequence[BucketLoad], lane: Lane, priority: Priority, handler: str) -> list[BucketLoad]:
     """Buckets of this lane and priority, those whose worker knows the handler first of all.
 
     When none of them knows it, all are eligible: the job is then quarantined with a reason by the one that gets it,
@@ -116,5 +114,5 @@ def smoothed_rate(old_per_s: float, finished: int, elapsed_s: float) -> float:
     now_per_s = finished / max(elapsed_s, 1e-3)
     if now_per_s >= old_per_s:
         return now_per_s
-    kept = 0.5 ** (elapsed_s / RATE_HALF_LIFE_S)
+    kept: float = 0.5 ** (elapsed_s / RATE_HALF_LIFE_S)
     return old_per_s * kept + now_per_s * (1.0 - kept)

@@ -1,6 +1,6 @@
 """JobMaster for applications: declare handlers, submit jobs, wait for results.
 
-    from jm_nats import JobMaster, JobContext, Priority
+from jm_nats import JobMaster, JobContext, Priority
 """
 
 from jm_core.errors import (

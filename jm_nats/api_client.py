@@ -59,7 +59,12 @@ class ApiClient:
             return None
 
     async def call(
-        self, operation: str, request: Struct | dict[str, Any], reply_type: type[ReplyT], *, timeout_s: float = CALL_TIMEOUT_S
+        self,
+        operation: str,
+        request: Struct | dict[str, Any],
+        reply_type: type[ReplyT],
+        *,
+        timeout_s: float = CALL_TIMEOUT_S,
     ) -> ReplyT:
         """One request.
 
@@ -69,7 +74,7 @@ class ApiClient:
         """
         try:
             message = await self._link.nc.request(self._names.api(operation), wire.encode(request), timeout=timeout_s)
-        except (nats.errors.NoRespondersError, nats.errors.TimeoutError, asyncio.TimeoutError):
+        except (TimeoutError, nats.errors.NoRespondersError, nats.errors.TimeoutError):
             raise NoCoordinatorError(
                 f"no coordinator of cluster {self._names.cluster!r} answered; start one with 'jm coordinator', "
                 "or check with 'jm doctor' why it does not lead"
@@ -77,7 +82,7 @@ class ApiClient:
         reply = _decode_reply(message.data)
         if reply.error is not None:
             raise _translated(reply.error)
-        return msgspec.json.decode(bytes(reply.data), type=reply_type)
+        return msgspec.json.decode(bytes(reply.data or b"null"), type=reply_type)
 
 
 def _translated(error: api.ApiError) -> JmError:

@@ -1,6 +1,7 @@
 """The producer's API: submit jobs, get receipts, wait for results. Needs NATS only, never Postgres."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from datetime import timedelta
 from itertools import islice
@@ -41,7 +42,8 @@ MESSAGES_IN_FLIGHT: Final = 32
 
 class Receipt(Struct, frozen=True, gc=False):
     """What is known of a submitted job. ``status``: queued, recorded, duplicate (``job_id`` is then the job that
-    already holds the id or the unique key) or rejected (with the reason)."""
+    already holds the id or the unique key) or rejected (with the reason).
+    """
 
     job_id: str
     status: str
@@ -50,7 +52,8 @@ class Receipt(Struct, frozen=True, gc=False):
 
 class ReceiptTimeoutError(JmError, TimeoutError):
     """The job is queued (NATS has it), but no ``recorded`` answer came in time. It is not lost; do not submit it anew
-    under another id."""
+    under another id.
+    """
 
 
 class JobClient:
@@ -59,7 +62,7 @@ class JobClient:
     def __init__(self, cluster: str, config: NatsConfig, *, receipt_timeout_s: float = RECEIPT_TIMEOUT_S) -> None:
         self.names = Names(cluster)
         self._config = config
-        self._receipt_timeout_s = receipt_timeout_s
+        self.receipt_timeout_s = receipt_timeout_s
         self._opened: _Open | None = None
 
     async def __aenter__(self) -> Self:
@@ -67,7 +70,9 @@ class JobClient:
         self._opened = _Open(link, self)
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
         opened, self._opened = self._opened, None
         if opened is not None:
             await opened.close(flush=error is None)
@@ -110,7 +115,7 @@ class JobClient:
         return receipts
 
     async def submit_stream(self, jobs: Iterable[Submission], *, wait: Wait = "queued") -> AsyncIterator[list[Receipt]]:
-        """As ``submit_many``, yielding the receipts of each message as it is stored: for progress, and bounded memory."""
+        """As ``submit_many``, yielding each message's receipts as it is stored: for progress, and bounded memory."""
         opened = self._open()
         pending: list[asyncio.Task[list[Receipt]]] = []
         try:
@@ -125,7 +130,7 @@ class JobClient:
                 task.cancel()
             await asyncio.gather(*pending, return_exceptions=True)
 
-    async def result(self, job_id: str, *, timeout: float | timedelta | None = None) -> Any:
+    async def result(self, job_id: str, *, timeout: float | timedelta | None = None) -> Any:  # noqa: ASYNC109
         """Wait until the job ends and return what its handler returned. Over NATS; the coordinator answers.
 
         Raises:
@@ -176,7 +181,7 @@ class _Open:
         self.api = ApiClient(link, client.names)
         self._subject = client.names.submit
         self._publisher = JetPublisher(link)
-        self._receipts = ReceiptInbox(link, client._receipt_timeout_s)
+        self._receipts = ReceiptInbox(link, client.receipt_timeout_s)
         self.queued = Packer(self._send_queued)
         self._answers: dict[str, JobReceipt] = {}
         self._recorded = Packer(self._send_recorded)
@@ -255,7 +260,7 @@ def submission(handler: str, args: Any = None, **fields: Any) -> Submission:
     unknown = set(fields) - set(Submission.__struct_fields__)
     if unknown:
         raise InvalidJobError(
-            sorted(unknown)[0], "no such field", remedy=f"use one of {', '.join(Submission.__struct_fields__)}"
+            min(unknown), "no such field", remedy=f"use one of {', '.join(Submission.__struct_fields__)}"
         )
     given = {name: value for name, value in fields.items() if value is not None}
     try:
@@ -288,7 +293,7 @@ def _check_numbers(job: Submission) -> None:
         ) from None
     for name in ("delay_s", "timeout_s"):
         value = getattr(job, name)
-        if value is not None and value != value:
+        if value is not None and math.isnan(value):
             raise InvalidJobError(name, "is NaN", remedy="give a number of seconds")
 
 
@@ -324,7 +329,9 @@ def _late(job_id: str, reply: api.ResultReply | None, patience_s: float | None) 
             f"job {job_id}: no coordinator answered within {patience_s} s; start one (jm coordinator) or see jm doctor"
         )
     if reply.status == "unknown":
-        return NoSuchJobError(f"job {job_id} is not on the master after {patience_s} s; check the id, or wait for the writer")
+        return NoSuchJobError(
+            f"job {job_id} is not on the master after {patience_s} s; check the id, or wait for the writer"
+        )
     return ResultTimeoutError(f"job {job_id} is {reply.status} after {patience_s} s; it goes on, ask again later")
 
 

@@ -9,7 +9,7 @@ import msgspec
 import uuid_utils
 from msgspec import UNSET, Raw, UnsetType
 
-from jm_core import limits, wire
+from jm_core import limits
 from jm_core.errors import InvalidJobError, InvalidSettingError
 from jm_core.ids import parse_handler_name, parse_job_id, parse_name
 from jm_core.intake import check_fields
@@ -25,7 +25,19 @@ if TYPE_CHECKING:
 Executor = Literal["async", "thread", "process"]
 # `submit` takes these beside the handler's own arguments, so a handler may not use them as parameter names.
 SUBMIT_OPTIONS: Final = frozenset(
-    {"client", "wait", "run_at", "delay", "lane", "priority", "max_attempts", "timeout", "unique_key", "metadata", "job_id"}
+    {
+        "client",
+        "wait",
+        "run_at",
+        "delay",
+        "lane",
+        "priority",
+        "max_attempts",
+        "timeout",
+        "unique_key",
+        "metadata",
+        "job_id",
+    }
 )
 _encode = msgspec.json.Encoder().encode
 
@@ -76,7 +88,7 @@ class Handler:
 
     # -- submitting
 
-    async def submit(
+    async def submit(  # noqa: ASYNC109  (an attempt's time limit, not this call's)
         self,
         client: "JobClient",
         /,

@@ -3,15 +3,18 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 import msgspec
 import uuid_utils
 from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 
 from jm_core import wire
 from jm_core.wire import JobReceipt
 from jm_nats.connection import NatsLink
+
+if TYPE_CHECKING:
+    from nats.aio.subscription import Subscription
 
 
 class Expected:

@@ -62,7 +62,7 @@ def processing(run: Run, *, lane: str, priority: str, bucket: str) -> Iterator[A
     """A consumer span around one attempt, child of and linked to the submission's span."""
     parent = propagate.extract({"traceparent": run.trace}) if run.trace else None
     context = trace.get_current_span(parent).get_span_context() if parent else None
-    attributes = {
+    attributes: dict[str, str | int] = {
         "messaging.system": "jobmaster",
         "jobmaster.job.id": run.id,
         "jobmaster.handler": run.handler,

@@ -15,7 +15,8 @@ from jm_core.model import Priority
 
 def default_worker_id() -> str:
     """``<host>-<pid>-<random>``, legal as a KV key. Host characters outside the pattern are dropped; the random part
-    keeps two hosts that then look alike apart."""
+    keeps two hosts that then look alike apart.
+    """
     host = re.sub("[^A-Za-z0-9_-]", "", socket.gethostname().split(".")[0])[:20] or "worker"
     return f"{host}-{os.getpid()}-{uuid_utils.uuid4().hex[:8]}"
 

@@ -49,7 +49,8 @@ class Executors:
 
 class Execution:
     """A running attempt. ``on_end`` is called once, when its outcome is known; ``on_release`` once, when its slot is
-    free again: the same moment, unless the handler cannot be stopped."""
+    free again: the same moment, unless the handler cannot be stopped.
+    """
 
     __slots__ = (
         "_asked_s", "_deadline_s", "_error", "_is_released", "_may_retry", "_on_end", "_on_release", "_outcome",
@@ -117,7 +118,8 @@ class Execution:
 
     async def _main(self, kwargs: dict[str, Any], executors: Executors) -> None:
         """The attempt's task. Nothing raised in a handler leaves it: KeyboardInterrupt and SystemExit would tear down
-        the loop, and with it every other job of this worker (BR-118, BR-119)."""
+        the loop, and with it every other job of this worker (BR-118, BR-119).
+        """
         held_slot: asyncio.Future[Any] | None = None
         try:
             if telemetry.is_tracing():
@@ -240,7 +242,9 @@ class Execution:
         if telemetry.is_metering():
             run_s = self.finished_at - self.started_at
             delay_s = self.started_at - self.run.run_at
-            telemetry.attempt_ended(self.run.handler, self.port.lane, self.outcome.value, run_s=run_s, start_delay_s=delay_s)
+            telemetry.attempt_ended(
+                self.run.handler, self.port.lane, self.outcome.value, run_s=run_s, start_delay_s=delay_s
+            )
         self._on_end(self)
 
     def _release(self) -> None:
@@ -272,7 +276,15 @@ class Execution:
             return event, 200 + len(self._raw)
         error = self._error_text(outcome)
         event = Finished(
-            run.id, run.dispatch, run.attempt, outcome, self.started_at, self.finished_at, None, error, self._retry_in_s()
+            run.id,
+            run.dispatch,
+            run.attempt,
+            outcome,
+            self.started_at,
+            self.finished_at,
+            None,
+            error,
+            self._retry_in_s(),
         )
         return event, 200 + 2 * len(error)
 
@@ -295,7 +307,7 @@ class Execution:
             self.handler.backoff,
             attempt=self.run.attempt,
             max_attempts=self.run.max_attempts,
-            u=random.random(),  # noqa: S311  (jitter, not a secret)
+            u=random.random(),
             asked_s=self._retry_asked_s,
             may_retry=self._may_retry,
         )
@@ -304,5 +316,3 @@ class Execution:
                 return delay_s
             case GiveUp():
                 return None
-
-

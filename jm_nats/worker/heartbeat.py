@@ -1,5 +1,6 @@
 """The thread that says "alive". It has a loop and a connection of its own, so that a handler that blocks the event loop
-does not kill its worker (DESIGN 7)."""
+does not kill its worker (DESIGN 7).
+"""
 
 import asyncio
 import logging
@@ -71,7 +72,7 @@ class Heartbeat:
     def _main(self) -> None:
         try:
             asyncio.run(self._beat_for_ever())
-        except BaseException as error:  # noqa: BLE001  (a thread's last word; the owner must hear it)
+        except BaseException as error:
             self._tell(error)
             if not isinstance(error, Exception):
                 raise

@@ -115,11 +115,12 @@ class Reporter:
         while True:
             try:
                 await self._publisher.publish(self._subject, data)
-                return
             except AgentError as error:
                 # NATS is away. Outcomes are the one thing that must not be dropped: keep and try again, for ever.
                 log.warning("events wait for NATS", extra={"subject": self._subject, "error": str(error)})
                 await asyncio.sleep(RETRY_PAUSE_S)
+            else:
+                return
 
 
 class BucketPort:

@@ -56,7 +56,13 @@ async def run_in_child(
     """
     function = handler.function
     return await anyio.to_process.run_sync(
-        _call, function.__module__, function.__qualname__, args, msgspec.structs.asdict(data), cancellable=True, limiter=limiter
+        _call,
+        function.__module__,
+        function.__qualname__,
+        args,
+        msgspec.structs.asdict(data),
+        cancellable=True,
+        limiter=limiter,
     )
 
 
@@ -82,13 +88,16 @@ def _find(module: str, qualname: str) -> Handler:
     for part in qualname.split("."):
         found = getattr(found, part)
     if not isinstance(found, Handler):
-        raise TypeError(f"{module}.{qualname} is not the handler any more; keep its name bound to what the decorator returned")
+        raise TypeError(
+            f"{module}.{qualname} is not the handler any more; keep its name bound to what the decorator returned"
+        )
     return found
 
 
 def _settle_signals() -> None:
     """Ctrl-C and SIGTERM to the process group are the worker's business: it lets running jobs finish (BR-132). Its own
-    death is ours: without it nobody would hear the result."""
+    death is ours: without it nobody would hear the result.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if sys.platform == "linux":
@@ -108,5 +117,3 @@ def encode_result(value: Any) -> bytes:
     check_no_lost_floats(value, raw, "result")
     check_result(raw)
     return raw
-
-

@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
-from typing import Final
+from typing import Final, Self
 
 import uuid_utils
 
@@ -49,7 +49,9 @@ class Worker:
 
     def __init__(self, app: JobMaster, config: WorkerConfig | None = None) -> None:
         if not app.handlers:
-            raise InvalidSettingError(f"{app!r} has no handlers; declare one with @{app.cluster}.handler(...) and import it")
+            raise InvalidSettingError(
+                f"{app!r} has no handlers; declare one with @{app.cluster}.handler(...) and import it"
+            )
         self.app = app
         self.config = config or WorkerConfig()
         self.lanes = self.config.lanes or tuple(app.lanes())
@@ -137,7 +139,8 @@ class Worker:
         """Wait until nothing is unreported, ``patience_s`` is over, or somebody hurries."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + patience_s
-        while engine.unreported() and loop.time() < deadline and not hurry.is_set():
+        # Ends come from many handlers; asking 50 times a second for at most the drain timeout is the simple way.
+        while engine.unreported() and loop.time() < deadline and not hurry.is_set():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
     # -- registration
@@ -151,7 +154,8 @@ class Worker:
     async def _open_buckets(self, registration: Registration) -> list[BucketRecord]:
         wanted = [(lane, priority) for lane in self.lanes for priority in sorted(self.config.priorities)]
         return [
-            await registration.open(self.config.worker_id, self.incarnation, lane, priority) for lane, priority in wanted
+            await registration.open(self.config.worker_id, self.incarnation, lane, priority)
+            for lane, priority in wanted
         ]
 
     def _port(self, publisher: JetPublisher, record: BucketRecord) -> BucketPort:
@@ -257,7 +261,8 @@ async def _within(patience_s: float, work: Awaitable[None], otherwise: str) -> N
 
 class _Tasks:
     """Background tasks that end with the block, and whose failure somebody waits for: a loop that died in silence
-    behind a process that looks alive is the worst fault of all (BR-203)."""
+    behind a process that looks alive is the worst fault of all (BR-203).
+    """
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -281,7 +286,7 @@ class _Tasks:
         log.error("loop ended", extra={"loop": task.get_name()}, exc_info=error)
         self._failure.set_exception(error)
 
-    async def __aenter__(self) -> "_Tasks":
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
