@@ -88,7 +88,7 @@ class Handler:
 
     # -- submitting
 
-    async def submit(  # noqa: ASYNC109  (an attempt's time limit, not this call's)
+    async def submit(
         self,
         client: "JobClient",
         /,
@@ -99,7 +99,7 @@ class Handler:
         lane: str | None = None,
         priority: Priority | None = None,
         max_attempts: int | None = None,
-        timeout: float | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109  (of an attempt, not of this call)
         unique_key: str | None = None,
         metadata: Mapping[str, str] | None = None,
         job_id: str | None = None,
