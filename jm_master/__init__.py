@@ -1,0 +1,1 @@
+"""The master: Postgres keeps the record, the coordinator moves jobs between it and the buckets."""

@@ -1,0 +1,101 @@
+"""Settings of the master, checked before anything starts. No secret is part of a repr, a message or a log (BR-220)."""
+
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import urlsplit
+
+from jm_core import limits
+from jm_core.errors import InvalidSettingError
+from jm_master.queries import DEFAULT_SCHEMA, parse_schema
+
+SCHEMES: Final = ("postgres", "postgresql")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PostgresConfig:
+    """How to reach the master's database.
+
+    Args:
+        dsn: ``postgresql://user:password@host:port/database``; several hosts separated by commas for a failover pair.
+        schema: one per cluster when several share a database.
+        connections_max: of one process; never more, also while reconnecting (BR-168).
+        bouncer: True behind a bouncer in transaction mode: nothing is kept in the session then, neither prepared
+            statements nor planner settings (BR-156).
+        command_timeout_s: a statement without an answer for so long means a dead connection.
+
+    Raises:
+        InvalidSettingError, InvalidNameError: without quoting the DSN.
+    """
+
+    dsn: str = field(repr=False)
+    schema: str = DEFAULT_SCHEMA
+    connections_max: int = 5
+    bouncer: bool = False
+    connect_timeout_s: float = 10.0
+    command_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        parse_schema(self.schema)
+        if self.dsn.partition("://")[0] not in SCHEMES:
+            raise InvalidSettingError("the Postgres DSN must look like postgresql://user:password@host:5432/database")
+        for name in ("connections_max", "connect_timeout_s", "command_timeout_s"):
+            if getattr(self, name) <= 0:
+                raise InvalidSettingError(f"{name} is {getattr(self, name)}; it must be greater than 0")
+
+    @property
+    def redacted(self) -> str:
+        """Host and database for messages and logs."""
+        return redacted(self.dsn)
+
+
+def redacted(dsn: str) -> str:
+    """``host:port/database`` of a DSN. Cut at the last ``@``: an unescaped password may hold one itself."""
+    rest = dsn.rpartition("://")[2].rpartition("@")[2]
+    parts = urlsplit(f"//{rest}")
+    return f"{parts.netloc}{parts.path}" or "(no host)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorConfig:
+    """Behaviour of one coordinator. The defaults are DESIGN section 10's; units are in the names.
+
+    Args:
+        coordinator_id: shown in logs and in ``leader.holder``; one is made up when empty.
+        lease_s: of the leadership and, the same number, of the workers' heartbeats.
+        transient_threshold_s: how early before its due time a job may move into a bucket.
+        save_workers, save_batch_jobs: batches in flight at once and their size.
+        record_batch_events: outcomes applied by one statement at most.
+        poll_s: how often the assigner looks for due rows when nothing wakes it.
+        auto_migrate: bring the schema up to date at start (safe with any number of processes).
+    """
+
+    coordinator_id: str = ""
+    lease_s: float = limits.LEASE_S
+    transient_threshold_s: float = limits.TRANSIENT_THRESHOLD_S
+    save_workers: int = 2
+    save_batch_jobs: int = limits.SAVE_BATCH_JOBS
+    record_batch_events: int = 4_000
+    poll_s: float = 1.0
+    outbox_age_s: float = 15.0
+    credit_wait_s: float = limits.CREDIT_WAIT_S
+    auto_migrate: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("lease_s", "transient_threshold_s", "save_workers", "save_batch_jobs", "record_batch_events"):
+            if getattr(self, name) <= 0:
+                raise InvalidSettingError(f"{name} is {getattr(self, name)}; it must be greater than 0")
+        if self.poll_s < 0.05:
+            raise InvalidSettingError(f"poll_s is {self.poll_s}; less than 0.05 s would keep an idle database busy")
+        if self.transient_threshold_s <= limits.SCHEDULE_LEAD_S:
+            raise InvalidSettingError(
+                f"transient_threshold_s is {self.transient_threshold_s}; it must exceed {limits.SCHEDULE_LEAD_S}"
+            )
+
+    @property
+    def renew_s(self) -> float:
+        return self.lease_s / 5
+
+    @property
+    def trust_margin_s(self) -> float:
+        """A leader stops believing in itself so long before anyone else may take over."""
+        return self.lease_s / 5
