@@ -61,12 +61,12 @@ class JobClient:
 
     def __init__(self, cluster: str, config: NatsConfig, *, receipt_timeout_s: float = RECEIPT_TIMEOUT_S) -> None:
         self.names = Names(cluster)
-        self._config = config
+        self.config = config
         self.receipt_timeout_s = receipt_timeout_s
         self._opened: _Open | None = None
 
     async def __aenter__(self) -> Self:
-        link = await connect(self._config, client_name=f"jobmaster client {self.names.cluster}")
+        link = await connect(self.config, client_name=f"jobmaster client {self.names.cluster}")
         self._opened = _Open(link, self)
         return self
 

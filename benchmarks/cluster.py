@@ -1,0 +1,128 @@
+"""Servers and processes of one benchmark run, as shipped: embedded servers, defaults, real processes."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+from jm_master.embedded import PostgresServer
+from jm_nats import JobClient, NatsConfig, submission
+from jm_nats.embedded import NatsServer
+
+READY_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 60.0
+POLL_S = 0.02
+
+
+class Cluster:
+    """Two servers, and the coordinator and workers that a benchmark asks for."""
+
+    def __init__(self, nats: NatsServer, postgres: PostgresServer, logs: Path, name: str = "bench") -> None:
+        self.nats = nats
+        self.postgres = postgres
+        self.name = name
+        self.dsn = postgres.dsn
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._logs = logs
+
+    def environment(self) -> dict[str, str]:
+        root = Path(__file__).resolve().parent.parent
+        return {
+            **os.environ,
+            "JM_NATS_URL": self.nats.url,
+            "JM_POSTGRES_DSN": self.dsn,
+            "JM_CLUSTER": self.name,
+            "PYTHONPATH": os.pathsep.join([str(root), str(root / "cli")]),
+        }
+
+    def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
+        """``jm`` with ``command`` as a process; its log is kept and shown when it dies early."""
+        log = (self._logs / f"{name}.log").open("ab")
+        with log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "jm_cli", *command], env=self.environment(), stdout=log, stderr=subprocess.STDOUT
+            )
+        self.processes[name] = process
+        return process
+
+    def start_coordinator(self) -> None:
+        self.start("coordinator", "coordinator")
+
+    def start_worker(self, name: str = "worker", *options: str) -> None:
+        self.start(name, "worker", "benchmarks.app:jm", *options)
+
+    def stop(self, name: str) -> None:
+        process = self.processes.pop(name)
+        process.terminate()
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def stop_all(self) -> None:
+        for name in sorted(self.processes, key=lambda n: n == "coordinator"):
+            self.stop(name)
+
+    def log_of(self, name: str) -> str:
+        return (self._logs / f"{name}.log").read_text(errors="replace")[-4000:]
+
+    def check_alive(self) -> None:
+        for name, process in self.processes.items():
+            if process.poll() is not None:
+                raise SystemExit(f"{name} ended with {process.returncode}:\n{self.log_of(name)}")
+
+    def client(self) -> JobClient:
+        return JobClient(self.name, NatsConfig(servers=(self.nats.url,)))
+
+    def migrate(self) -> None:
+        subprocess.run(
+            [sys.executable, "-m", "jm_cli", "migrate"], env=self.environment(), check=True, capture_output=True
+        )
+
+
+@contextmanager
+def cluster(*, coordinator: bool = True, workers: int = 1, options: Sequence[str] = ()) -> Iterator[Cluster]:
+    """A running cluster; everything is stopped and deleted on leaving."""
+    with tempfile.TemporaryDirectory(prefix="jm-bench-") as logs, NatsServer() as nats, PostgresServer() as postgres:
+        made = Cluster(nats, postgres, Path(logs))
+        try:
+            made.migrate()
+            if coordinator:
+                made.start_coordinator()
+            for number in range(workers):
+                made.start_worker(f"worker{number}", *options)
+            yield made
+        finally:
+            made.stop_all()
+
+
+async def until_ready(made: Cluster, db: asyncpg.Connection) -> None:
+    """Return when a first job has gone all the way: everything is up, connected and warm."""
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    async with made.client() as client:
+        receipt = await client.submit(_warm_up())
+        while True:
+            made.check_alive()
+            row = await db.fetchval("select status from jobmaster.job where id = $1", receipt.job_id)
+            if row == 4:
+                return
+            if time.monotonic() > deadline:
+                raise SystemExit("the cluster did not get ready:\n" + "\n".join(made.log_of(n) for n in made.processes))
+            await _pause()
+
+
+def _warm_up() -> Any:
+    return submission("noop", {})
+
+
+async def _pause() -> None:
+    await asyncio.sleep(POLL_S)

@@ -1,0 +1,92 @@
+"""Submit to recorded outcome: N no-op jobs, from the first submit until Postgres has committed the last outcome.
+
+python -m benchmarks.lifecycle --json
+"""
+
+import argparse
+import asyncio
+import time
+from typing import Any
+
+import asyncpg
+import uvloop
+
+from benchmarks import report, yardstick
+from benchmarks.app import noop
+from benchmarks.cluster import Cluster, cluster, until_ready
+
+POLL_S = 0.05
+TIMEOUT_S = 600.0
+
+
+async def one_run(made: Cluster, jobs: int) -> tuple[float, float]:
+    """Jobs per second: submitted, and submitted to recorded outcome."""
+    db = await asyncpg.connect(made.dsn)
+    try:
+        await until_ready(made, db)
+        before = await db.fetchval("select count(*) from jobmaster.job")
+        async with made.client() as client:
+            rows = ({"to": "x@example.com", "n": 1} for _ in range(jobs))
+            started = time.perf_counter()
+            receipts = await client.submit_many(noop.jobs(rows))
+            queued = time.perf_counter()
+            assert len(receipts) == jobs
+            await until_recorded(made, client, db, before + jobs)
+            ended = time.perf_counter()
+    finally:
+        await db.close()
+    return jobs / (queued - started), jobs / (ended - started)
+
+
+async def until_recorded(made: Cluster, client: Any, db: asyncpg.Connection, total: int) -> None:
+    """Poll cheaply: the streams first, and only when they are empty the table."""
+    deadline = time.monotonic() + TIMEOUT_S
+    streams = (client.names.pending_stream, client.names.events_stream)
+    while time.monotonic() < deadline:
+        if all([not (await client.link.js.stream_info(name)).state.messages for name in streams]):
+            unfinished = await db.fetchval("select exists(select from jobmaster.job where status in (1, 2, 3))")
+            if not unfinished and await db.fetchval("select count(*) from jobmaster.job where status = 4") >= total:
+                return
+        made.check_alive()
+        await asyncio.sleep(POLL_S)
+    raise SystemExit("not all jobs were recorded in time")
+
+
+async def run(made: Cluster, jobs: int, rounds: int) -> dict[str, Any]:
+    """A and B in turn, medians of the rounds."""
+    bare: list[dict[str, Any]] = []
+    ours: list[tuple[float, float]] = []
+    for _ in range(rounds):
+        measured = await asyncio.to_thread(yardstick.measure, made, jobs=jobs)
+        if measured is not None:
+            bare.append(measured)
+        ours.append(await one_run(made, jobs))
+    limit = report.median([m["lifecycle_per_s"] for m in bare]) if bare else None
+    value = report.median([lifecycle for _, lifecycle in ours])
+    return {
+        "value": round(value),
+        "unit": "jobs/s",
+        "yardstick": limit,
+        "ratio": report.ratio(value, limit),
+        "jobs": jobs,
+        "rounds": rounds,
+        "all": [round(lifecycle) for _, lifecycle in ours],
+        "all_yardstick": [m["lifecycle_per_s"] for m in bare],
+        **await report.stamp(made),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--json", action="store_true", help="print the JSON object only")
+    options = parser.parse_args()
+    with cluster(workers=options.workers) as made:
+        result = uvloop.run(run(made, options.jobs, options.rounds))
+    report.show("lifecycle", result, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()

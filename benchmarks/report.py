@@ -1,0 +1,66 @@
+"""What every benchmark prints last: one JSON object, stamped with machine and versions."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+from datetime import UTC, datetime
+from typing import Any
+
+import asyncpg
+
+from benchmarks.cluster import Cluster
+
+
+async def stamp(made: Cluster) -> dict[str, Any]:
+    """Where and with what it was measured."""
+    db = await asyncpg.connect(made.dsn)
+    postgres = str(await db.fetchval("show server_version"))
+    await db.close()
+    async with made.client() as client:
+        nats = str(client.link.nc.connected_server_version)
+    packages = ("jobmaster-nats", "nats-py", "asyncpg", "msgspec", "uvloop")
+    return {
+        "versions": {
+            "python": platform.python_version(),
+            "postgres": postgres,
+            "nats": nats,
+            **{name: _version(name) for name in packages},
+        },
+        "machine": {"cores": os.cpu_count(), "system": platform.platform(), "processor": platform.machine()},
+        "at": _today(),
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _today() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def ratio(value: float, yardstick: float | None) -> float | None:
+    return None if not yardstick else round(value / yardstick, 3)
+
+
+def median(values: list[float]) -> float:
+    return statistics.median(values)
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The smallest value that at least ``share`` of all are not above."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, int(len(ordered) * share)))]
+
+
+def show(title: str, result: dict[str, Any], *, as_json: bool) -> None:
+    """A line for people unless only JSON is wanted; the JSON object is always the last line."""
+    if not as_json:
+        facts = {k: v for k, v in result.items() if k not in ("versions", "machine")}
+        print(f"{title}: " + ", ".join(f"{k}={v}" for k, v in facts.items()))
+    print(json.dumps(result))
