@@ -67,6 +67,7 @@ class JobClient:
 
     async def __aenter__(self) -> Self:
         link = await connect(self.config, client_name=f"jobmaster client {self.names.cluster}")
+        telemetry.refresh()
         self._opened = _Open(link, self)
         return self
 

@@ -80,14 +80,16 @@ class LocalServer(ABC):
         """
         if self.running:
             return self
-        self.directory.mkdir(parents=True, exist_ok=True)
         try:
+            self.directory.mkdir(parents=True, exist_ok=True)
             with store_lock(self._lock_path) as lock_fd:
                 self._prepare()
                 self._start_on_some_port(lock_fd)
         except StoreInUseError:
             message = f"{self.name}: the store {self.directory} is in use by another server; stop that one first"
             raise EmbeddedServerError(message) from None
+        except OSError as error:
+            raise EmbeddedServerError(f"{self.name} could not be started over {self.directory}: {error}") from error
         return self
 
     def stop(self) -> None:

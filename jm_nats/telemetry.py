@@ -36,18 +36,23 @@ _dispatched = _meter.create_counter(METRIC_DISPATCHED, "{job}", "Jobs put into b
 _stale = _meter.create_counter(METRIC_STALE, "{outcome}", "Outcomes refused by the dispatch fence")
 
 
-def is_tracing() -> bool:
-    """True when somebody installed an SDK; the API's own proxy provider records nothing."""
-    return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider | trace.NoOpTracerProvider)
+class Active:
+    """Whether an SDK was installed, looked at now and then: asking the API for every job costs more than the job."""
+
+    tracing = False
+    metering = False
 
 
-def is_metering() -> bool:
-    return type(metrics.get_meter_provider()).__module__.startswith("opentelemetry.sdk")
+def refresh() -> None:
+    """Look again. The API's own proxy providers record nothing, so only an SDK's counts."""
+    provider = trace.get_tracer_provider()
+    Active.tracing = not isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider)
+    Active.metering = type(metrics.get_meter_provider()).__module__.startswith("opentelemetry.sdk")
 
 
 def trace_submission(job: Submission) -> None:
     """A producer span for ``job``, carried in its ``trace`` unless the caller set one."""
-    if not is_tracing():
+    if not Active.tracing:
         return
     attributes = {"messaging.system": "jobmaster", "jobmaster.job.id": job.id or "", "jobmaster.handler": job.handler}
     with _tracer.start_as_current_span(SPAN_SUBMIT, kind=SpanKind.PRODUCER, attributes=attributes):

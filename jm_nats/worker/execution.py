@@ -122,7 +122,7 @@ class Execution:
         """
         held_slot: asyncio.Future[Any] | None = None
         try:
-            if telemetry.is_tracing():
+            if telemetry.Active.tracing:
                 held_slot = await self._traced(kwargs, executors)
             else:
                 held_slot = await self._call(kwargs, executors)
@@ -239,7 +239,7 @@ class Execution:
             return
         self.reported = True
         self.finished_at = self.clock.now()
-        if telemetry.is_metering():
+        if telemetry.Active.metering:
             run_s = self.finished_at - self.started_at
             delay_s = self.started_at - self.run.run_at
             telemetry.attempt_ended(

@@ -16,6 +16,7 @@ from jm_core.errors import InvalidSettingError
 from jm_core.model import BucketStatus, Priority, ReturnReason
 from jm_core.rebalance import Waiting, jobs_to_return
 from jm_core.wire import BucketRecord, WorkerRecord
+from jm_nats import telemetry
 from jm_nats.app import JobMaster
 from jm_nats.clock import CorrectedClock
 from jm_nats.connection import NatsLink, connect, server_clock_offset
@@ -74,6 +75,7 @@ class Worker:
             stack.push_async_callback(link.close)
             await ensure_cluster(link, self.app.names, replicas=self.config.replicas, lease_s=self.config.lease_s)
             await self._measure_clock(link)
+            telemetry.refresh()
             await self._serve(link, stop, hurry or asyncio.Event())
 
     async def _serve(self, link: NatsLink, stop: asyncio.Event, hurry: asyncio.Event) -> None:
@@ -205,6 +207,7 @@ class Worker:
             before = time.monotonic()
             await asyncio.sleep(TICK_S)
             self._last_tick_s = time.monotonic()
+            telemetry.refresh()
             self._loop_lag_s = max(0.0, self._last_tick_s - before - TICK_S)
             if self._loop_lag_s > TICK_S:
                 names = self._engine.running_names() if self._engine else []
