@@ -1,0 +1,113 @@
+"""The application that tests run in real workers: handlers that work, fail, wait or misbehave as they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from jm_core.model import Priority
+from jm_nats import JobContext, JobMaster
+from tests.support import misbehaviour
+
+RUNS_VARIABLE: Final = "JM_TEST_RUNS"  # the file that `counted` writes to
+SHORT_S: Final = 0.05
+POLL_S: Final = 0.01
+
+jm = JobMaster(os.environ.get("JM_CLUSTER", "test"))
+
+
+@jm.handler("noop")
+async def noop(**_args: Any) -> None:
+    """Takes anything."""
+
+
+@jm.handler("echo")
+async def echo(value: Any = None) -> Any:
+    return value
+
+
+@jm.handler("described", lane="mail", priority=Priority.HIGH, max_attempts=7, timeout=33, backoff=SHORT_S)
+async def described(ctx: JobContext, name: str, times: int = 1) -> dict[str, Any]:
+    """Typed arguments and no default left as it is: for clients that leave all of them out."""
+    return {
+        "greeting": f"hello {name}" * times,
+        "job_id": ctx.job_id,
+        "lane": ctx.lane,
+        "attempt": ctx.attempt,
+        "max_attempts": ctx.max_attempts,
+    }
+
+
+@jm.handler("fail_once", backoff=SHORT_S)
+async def fail_once(ctx: JobContext) -> int:
+    if ctx.attempt == 1:
+        raise RuntimeError("the first attempt fails")
+    return ctx.attempt
+
+
+@jm.handler("always_fails", max_attempts=2, backoff=SHORT_S)
+async def always_fails() -> None:
+    raise RuntimeError("it always fails")
+
+
+@jm.handler("counted")
+async def counted(ctx: JobContext) -> int:
+    """One line a run, in a file: shows what was executed, whatever was recorded. See ``runs_in``."""
+    note_run(f"{ctx.job_id} {ctx.dispatch} {ctx.attempt} {time.time()}\n")
+    return ctx.dispatch
+
+
+def note_run(line: str) -> None:
+    with Path(os.environ[RUNS_VARIABLE]).open("ab", buffering=0) as file:
+        file.write(line.encode())  # a small append is atomic: several workers may share the file
+
+
+def runs_in(path: Path) -> list[str]:
+    """Job ids in the order of their runs, each as often as it ran."""
+    return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@jm.handler("sleeper")
+async def sleeper(seconds: float = 60) -> None:
+    await asyncio.sleep(seconds)
+
+
+@jm.handler("thread_sleeper")
+def thread_sleeper(seconds: float = 60) -> None:
+    time.sleep(seconds)
+
+
+@jm.handler("process_sleeper", executor="process")
+def process_sleeper(seconds: float = 60) -> None:
+    time.sleep(seconds)
+
+
+@jm.handler("waits_for_file")
+async def waits_for_file(ctx: JobContext, path: str) -> None:
+    """Runs until the test makes the file; ``<path>.<job id>`` tells the test that it runs."""
+    Path(f"{path}.{ctx.job_id}").touch()  # noqa: ASYNC240  (quick, and nothing else is going on)
+    while not Path(path).exists():  # noqa: ASYNC240
+        await asyncio.sleep(POLL_S)
+
+
+@jm.handler("returns", max_attempts=2, backoff=SHORT_S)
+async def returns(kind: str) -> Any:
+    return misbehaviour.RESULTS[kind]()
+
+
+@jm.handler("raises", max_attempts=2, backoff=SHORT_S)
+async def raises(kind: str) -> None:
+    misbehaviour.fail(kind)
+
+
+@jm.handler("thread_raises", max_attempts=2, backoff=SHORT_S)
+def thread_raises(kind: str) -> None:
+    misbehaviour.fail(kind)
+
+
+@jm.handler("process_raises", executor="process", max_attempts=2, backoff=SHORT_S)
+def process_raises(kind: str) -> None:
+    misbehaviour.fail(kind)

@@ -1,0 +1,122 @@
+"""What must hold after every scenario, whatever was killed on the way.
+
+Named after the oracles of the field cases: O1 accepted means recorded, O2 nothing left running, O3 terminal is
+terminal, O4 attempts bounded, O5 one accepted outcome, O6 NATS and Postgres agree.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import nats
+
+from jm_core.model import JobStatus
+from tests.support.sql import Sql
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nats.js import JetStreamContext
+    from nats.js.api import StreamInfo
+
+SHOWN_MAX: Final = 5
+STREAMS_PER_PAGE: Final = 256
+
+# Each finds the jobs that break a rule; none may be found. $1: the first terminal state.
+_RULES: Final = {
+    "O3: a terminal job has an end, an unfinished one has none": """
+        SELECT id FROM job WHERE (finished_at IS NULL) = (status >= $1)""",
+    "O3: nothing was started after the job had ended": """
+        SELECT job.id FROM job JOIN attempt ON attempt.job_id = job.id
+         WHERE job.status >= $1 AND attempt.started_at > job.finished_at""",
+    "O4: starts that count stay within max_attempts": """
+        SELECT id FROM job WHERE attempt - excused > max_attempts AND $1 > 0""",
+    "O4: failures in the history stay within max_attempts": """
+        SELECT job.id FROM job JOIN attempt ON attempt.job_id = job.id
+         WHERE attempt.outcome IN ('failed', 'timed_out', 'worker_lost') AND $1 > 0
+         GROUP BY job.id HAVING count(*) > job.max_attempts""",
+    "O5: at most one success is recorded": """
+        SELECT job_id AS id FROM attempt WHERE outcome = 'succeeded' AND $1 > 0 GROUP BY 1 HAVING count(*) > 1""",
+    "O5: a history belongs to a job, and ends with its last dispatch": """
+        SELECT attempt.job_id AS id FROM attempt LEFT JOIN job ON job.id = attempt.job_id
+         WHERE (job.id IS NULL OR attempt.dispatch > job.dispatch) AND $1 > 0""",
+}
+
+
+async def assert_oracles(
+    dsn: str, nats_url: str, cluster: str, accepted_ids: Iterable[str], *, may_wait: bool = False, timeout_s: float = 20
+) -> None:
+    """Wait until nothing moves any more, then check every oracle and report all that is broken at once.
+
+    Args:
+        accepted_ids: of all jobs for which somebody had a receipt.
+        may_wait: some of them may still be ``on_master``, due later.
+        timeout_s: for coming to rest.
+    """
+    async with Sql(dsn) as sql:
+        await quiesced(sql, nats_url, cluster, may_wait=may_wait, timeout_s=timeout_s)
+        problems = await missing(sql, accepted_ids)
+        for rule, query in _RULES.items():
+            found = await sql.rows(query, int(JobStatus.SUCCEEDED))
+            if found:
+                problems.append(f"{rule}: {len(found)} do not, e.g. {[str(row['id']) for row in found[:SHOWN_MAX]]}")
+    assert not problems, "\n".join(problems)
+
+
+async def missing(sql: Sql, accepted_ids: Iterable[str]) -> list[str]:
+    """O1. That a job is in one state only is the primary key's work."""
+    wanted = {str(job_id).lower() for job_id in accepted_ids}
+    found = {str(row["id"]) for row in await sql.rows("SELECT id FROM job WHERE id = ANY($1::uuid[])", list(wanted))}
+    lost = sorted(wanted - found)
+    return [f"O1: {len(lost)} of {len(wanted)} accepted jobs are not recorded, e.g. {lost[:SHOWN_MAX]}"] if lost else []
+
+
+async def quiesced(sql: Sql, nats_url: str, cluster: str, *, may_wait: bool = False, timeout_s: float = 20) -> None:
+    """O2 and O6: return when no job is under way and no message is left, in Postgres or in NATS."""
+    left: dict[str, int] = {}
+
+    async def at_rest() -> bool:
+        nonlocal left
+        left = await under_way(sql, may_wait=may_wait)
+        # Asked only when the cheap look says yes: a look at every stream costs NATS something.
+        if not left:
+            left = await messages_left(nats_url, cluster)
+        return not left
+
+    await wait_until(at_rest, timeout_s, what="the cluster comes to rest", shown=lambda: f"left over: {left}")
+
+
+async def under_way(sql: Sql, *, may_wait: bool = False) -> dict[str, int]:
+    """Unfinished jobs by state, and outbox rows."""
+    unfinished = ("in_bucket", "processing") if may_wait else ("on_master", "in_bucket", "processing")
+    left = {state: jobs for state, jobs in (await sql.counts()).items() if state in unfinished}
+    if outbox := await sql.value("SELECT count(*) FROM outbox"):
+        left["outbox"] = outbox
+    return left
+
+
+async def messages_left(nats_url: str, cluster: str) -> dict[str, int]:
+    """What lies in the cluster's work-queue streams, and what its consumers have not acknowledged, by name."""
+    connection = await nats.connect(nats_url, allow_reconnect=False)
+    try:
+        jetstream = connection.jetstream()
+        left: dict[str, int] = {}
+        for stream in await _streams(jetstream, f"JM_{cluster}_"):
+            name = stream.config.name or ""
+            left[name] = stream.state.messages
+            for consumer in await jetstream.consumers_info(name) if stream.state.consumer_count else []:
+                left[f"{name}/{consumer.name} unacked"] = consumer.num_ack_pending or 0
+                left[f"{name}/{consumer.name} pending"] = consumer.num_pending or 0
+        return {name: count for name, count in left.items() if count}
+    finally:
+        await connection.close()
+
+
+async def _streams(jetstream: JetStreamContext, prefix: str) -> list[StreamInfo]:
+    found: list[StreamInfo] = []
+    while True:
+        page = await jetstream.streams_info(offset=len(found))
+        found += page
+        if len(page) < STREAMS_PER_PAGE:
+            return [stream for stream in found if (stream.config.name or "").startswith(prefix)]
