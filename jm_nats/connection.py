@@ -127,14 +127,17 @@ class NatsLink:
 
     async def retire(self, subscription: Subscription) -> None:
         """Unsubscribe without losing anything that the server had sent by then."""
-        if self.connected:
-            with suppress(AgentUnavailableError):
+        try:
+            if self.connected:
                 await self.nc.send_unsubscribe(subscription)
                 await self.round_trip()
                 while subscription.pending_msgs and self.connected:  # noqa: ASYNC110 - nats.py signals nothing
                     await asyncio.sleep(0)  # its callback has them next
-        with suppress(errors.Error):
-            await subscription.unsubscribe()
+        except AgentUnavailableError:
+            log.debug("nats: a subscription ends without the server's answer")
+        finally:
+            with suppress(errors.Error):  # closed meanwhile
+                await subscription.unsubscribe()
 
     async def close(self) -> None:
         """Send what waits, close the socket, end every task. Closing twice does nothing."""
