@@ -45,6 +45,11 @@ class JobMaster:
         env = {**os.environ, "JM_NATS_URL": ",".join(self._servers)} if self._servers else os.environ
         return NatsConfig.from_env(env)
 
+    def use_nats(self, nats: NatsConfig, *, override: bool) -> None:
+        """What the command line says. Without ``override`` the constructor's arguments come first."""
+        if override or (self._nats is None and self._servers is None):
+            self._nats = nats
+
     def client(self) -> JobClient:
         """A client for ``async with``; connects on entering."""
         return JobClient(self.cluster, self.nats_config())
