@@ -184,19 +184,15 @@ class _Open:
         self._publisher = JetPublisher(link)
         self._receipts = ReceiptInbox(link, client.receipt_timeout_s)
         self.queued = Packer(self._send_queued)
-        self._answers: dict[str, JobReceipt] = {}
-        self._recorded = Packer(self._send_recorded)
+        self._recorded = Packer(self._publish_recorded)
 
     async def recorded(self, job: Submission) -> JobReceipt:
-        await self._recorded.add(job)
-        return self._answers.pop(job.id or "")
+        answer = await self._recorded.add(job)
+        assert answer is not None
+        return answer
 
     async def _send_queued(self, data: bytes, jobs: Sequence[Submission]) -> None:
         await self._publisher.publish(self._subject, data, msg_id=_message_id(jobs))
-
-    async def _send_recorded(self, data: bytes, jobs: Sequence[Submission]) -> None:
-        for answer in await self._publish_recorded(data, jobs):
-            self._answers[answer.id] = answer
 
     async def _publish_recorded(self, data: bytes, jobs: Sequence[Submission]) -> list[JobReceipt]:
         """Publish with an inbox and wait for the writer's answer.

@@ -13,14 +13,14 @@ from typing import Final
 
 from jm_core import limits, wire
 from jm_core.errors import InvalidJobError
-from jm_core.wire import Submission
+from jm_core.wire import JobReceipt, Submission
 
 IN_FLIGHT_MAX: Final = 32
 # A job's fields besides args and metadata: ids, names, numbers, JSON punctuation. An over-estimate; what still comes
 # out too large is split after encoding.
 FIELD_BYTES: Final = 320
 
-Send = Callable[[bytes, Sequence[Submission]], Awaitable[None]]
+Send = Callable[[bytes, Sequence[Submission]], Awaitable[Sequence[JobReceipt] | None]]
 
 
 def message_chunks(jobs: Sequence[Submission]) -> list[list[Submission]]:
@@ -68,24 +68,25 @@ class Packer:
     """Collects jobs of one receipt kind and sends them in full messages.
 
     Args:
-        send: publishes one message and returns when its receipt is there; its exception goes to every job in it.
+        send: publishes one message and returns when its receipt is there: an answer per job in the message's order, or
+            None when it has none; its exception goes to every job in it.
     """
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._waiting: deque[tuple[Submission, asyncio.Future[None]]] = deque()
+        self._waiting: deque[tuple[Submission, asyncio.Future[JobReceipt | None]]] = deque()
         self._in_flight: set[asyncio.Task[None]] = set()
         self._scheduled = False
 
-    async def add(self, job: Submission) -> None:
-        """Return when the message that carries ``job`` has its receipt."""
+    async def add(self, job: Submission) -> JobReceipt | None:
+        """The answer for ``job``, when the message that carries it has its receipt."""
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
+        future: asyncio.Future[JobReceipt | None] = loop.create_future()
         self._waiting.append((job, future))
         if not self._scheduled:
             self._scheduled = True
             loop.call_soon(self._flush)
-        await future
+        return await future
 
     async def close(self) -> None:
         """Wait for what is under way."""
@@ -110,10 +111,10 @@ class Packer:
         if self._waiting:
             self._flush()
 
-    async def _carry(self, batch: list[tuple[Submission, asyncio.Future[None]]]) -> None:
+    async def _carry(self, batch: list[tuple[Submission, asyncio.Future[JobReceipt | None]]]) -> None:
         jobs = [job for job, _ in batch]
         try:
-            await self._send(encode_message(jobs), jobs)
+            answers = await self._send(encode_message(jobs), jobs)
         except BaseException as error:
             for _, future in batch:
                 if not future.done():
@@ -121,6 +122,6 @@ class Packer:
             if not isinstance(error, Exception):
                 raise
             return
-        for _, future in batch:
+        for (_, future), answer in zip(batch, answers or [None] * len(batch), strict=True):
             if not future.done():
-                future.set_result(None)
+                future.set_result(answer)
