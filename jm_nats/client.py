@@ -204,12 +204,14 @@ class _Open:
             headers = {wire.HEADER_RECEIPT_TO: expected.subject}
             await self._publisher.publish(self._subject, data, msg_id=_message_id(jobs), headers=headers)
             try:
-                return await expected.answer()
+                answers = await expected.answer()
             except TimeoutError:
                 raise ReceiptTimeoutError(
                     f"{len(jobs)} job(s) queued but not answered as recorded within {self._receipts.timeout_s:g} s; "
                     "they are safe in NATS, check that a coordinator and Postgres are up (jm doctor)"
                 ) from None
+        # A message that was refused as a whole has one answer for all its jobs.
+        return answers * len(jobs) if len(answers) == 1 else answers
 
     async def send_chunk(self, chunk: list[Submission], wait: Wait) -> list[Receipt]:
         data = encode_message(chunk)

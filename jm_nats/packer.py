@@ -122,6 +122,7 @@ class Packer:
             if not isinstance(error, Exception):
                 raise
             return
-        for (_, future), answer in zip(batch, answers or [None] * len(batch), strict=True):
+        each: Sequence[JobReceipt | None] = [None] * len(batch) if answers is None else answers
+        for (_, future), answer in zip(batch, each, strict=True):
             if not future.done():
                 future.set_result(answer)
