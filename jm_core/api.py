@@ -3,7 +3,9 @@
 from datetime import datetime
 from typing import Any, Final
 
-from msgspec import Raw, Struct
+from msgspec import Struct
+
+from jm_core.wire import OptionalRaw
 
 # The last token of each subject; no dots, so that a permission can name one operation or all (`jm.<c>.api.*`).
 OP_JOB_GET: Final = "job-get"  # JobRef -> JobView
@@ -25,7 +27,7 @@ class ApiError(Struct, omit_defaults=True):
 class Reply(Struct, omit_defaults=True):
     """Exactly one of the two is set; ``data`` is the operation's own reply."""
 
-    data: Raw | None = None
+    data: OptionalRaw = None
     error: ApiError | None = None
 
 
@@ -43,7 +45,7 @@ class ResultRequest(Struct):
 class ResultReply(Struct):
     id: str
     status: str  # label of JobStatus; `unknown` while the master has no such row
-    result: Raw | None = None
+    result: OptionalRaw = None
     error: str | None = None
 
 
@@ -83,9 +85,9 @@ class JobView(Struct, omit_defaults=True):
     trace: str | None = None
     progress: float | None = None
     progress_note: str | None = None
-    args: Raw | None = None
+    args: OptionalRaw = None
     args_cut: bool = False
-    result: Raw | None = None
+    result: OptionalRaw = None
     error: str | None = None
 
 

@@ -6,7 +6,7 @@ are ignored, so that two adjacent versions run side by side.
 """
 
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta, Raw, Struct
@@ -23,6 +23,12 @@ EMPTY_ARGS: Final = Raw(b"{}")
 
 TRACEPARENT_PATTERN: Final = "^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$"
 Instant = Annotated[datetime, Meta(tz=True)]
+
+# msgspec takes `Raw | None` for None alone and refuses every value; `Raw` takes null too, and None is a fine default.
+if TYPE_CHECKING:
+    OptionalRaw = Raw | None
+else:
+    OptionalRaw = Raw
 
 
 class Submission(Struct, omit_defaults=True, kw_only=True, gc=False):
@@ -76,9 +82,13 @@ class Finished(Struct, array_like=True, tag="f", gc=False):
     outcome: AttemptOutcome
     started_at: float
     finished_at: float
-    result: Raw | None = None
+    result: OptionalRaw = None
     error: str | None = None
     retry_in_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.result is not None and memoryview(self.result).nbytes == 4 and bytes(self.result) == b"null":
+            self.result = None
 
 
 class Quarantined(Struct, array_like=True, tag="q", gc=False):
