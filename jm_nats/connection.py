@@ -85,6 +85,11 @@ class NatsLink:
         url = self.nc.connected_url
         return f"{url.scheme}://{url.hostname}:{url.port}" if url else self.config.redacted_servers
 
+    @property
+    def trouble(self) -> str:
+        """The last thing that went wrong since the connection stands, or why it does not; empty when nothing did."""
+        return self._trouble
+
     async def wait_connected(self) -> None:
         """Return when the connection stands."""
         await self._up.wait()
