@@ -13,7 +13,7 @@ from typing import Final
 
 from jm_core import limits
 from jm_core.model import Priority, ReturnReason
-from jm_core.slots import next_priority
+from jm_core.slots import Turns, next_priority
 from jm_core.wire import Progress, Quarantined, Returned, Run, Started
 from jm_nats.clock import Clock
 from jm_nats.handlers import ArgumentsError, Handler
@@ -59,6 +59,7 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         self._ready: dict[Priority, deque[Held]] = {p: deque() for p in Priority}
         self._waiting: dict[Priority, int] = dict.fromkeys(Priority, 0)
+        self._turns = Turns()
         self._later: list[tuple[float, int, Held]] = []
         self._sequence = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -115,7 +116,7 @@ class Engine:
     def pump(self) -> None:
         """Fill the free slots. Called whenever a job came or a slot went."""
         while len(self._running) < self._slots and not self._closed:
-            priority = next_priority(self._waiting, self._running_by)
+            priority = next_priority(self._waiting, self._running_by, self._turns)
             if priority is None:
                 return
             self._waiting[priority] -= 1
