@@ -51,9 +51,10 @@ def bucket_credit(bucket: BucketLoad, load: WorkerLoad, weight_total: int) -> in
     """How many more jobs one bucket may be given.
 
     An idle share is lent out, so one busy bucket may use all of its worker's credit; but each bucket keeps at
-    least its weighted share of the slots, so that a flood in a low one never closes the door to a high one.
+    least its weighted share of the slots, so that a flood in a low one never closes the door to a high one; and at
+    least one slot's worth, so that a flood in high ones never starves a low one of a small worker.
     """
-    own_share = load.slots * WEIGHTS[bucket.priority] // max(weight_total, 1)
+    own_share = max(load.slots * WEIGHTS[bucket.priority] // max(weight_total, 1), 1)
     return max(worker_credit(load), own_share - bucket.outstanding, 0)
 
 
@@ -79,15 +80,11 @@ def split(count: int, credits: Mapping[BucketId, int]) -> list[Share]:
     wanted = min(count, total)
     if not wanted:
         return []
-    # Proportional to the credit, remainders to the largest credits: whoever is emptiest gets most.
+    # Proportional to the credit; the remainder, less than one each, goes to whoever is then emptiest.
     counts = {b: wanted * c // total for b, c in open_credits.items()}
-    rest = wanted - sum(counts.values())
-    for bucket in sorted(open_credits, key=lambda b: (counts[b] - open_credits[b], b)):
-        if not rest:
-            break
-        extra = min(rest, open_credits[bucket] - counts[bucket])
-        counts[bucket] += extra
-        rest -= extra
+    emptiest = sorted(open_credits, key=lambda b: (counts[b] - open_credits[b], b))
+    for bucket in emptiest[: wanted - sum(counts.values())]:
+        counts[bucket] += 1
     return [Share(b, n) for b, n in counts.items() if n]
 
 
@@ -107,7 +104,7 @@ RATE_HALF_LIFE_S: Final = 1.0
 
 
 def smoothed_rate(old_per_s: float, finished: int, elapsed_s: float) -> float:
-    """Exponentially smoothed jobs per second; rises at once, decays by half a second's half-life.
+    """Exponentially smoothed jobs per second; rises at once, decays with a half-life of ``RATE_HALF_LIFE_S``.
 
     Rising at once lets a burst of short jobs open the tap within one flush; decaying slowly forgives a pause.
     """

@@ -47,8 +47,9 @@ def delay_s(policy: Backoff, failures: int, *, u: float) -> float:
         u: uniform in [0, 1), drawn by the caller; 0.5 means no jitter.
 
     Returns:
-        Never negative, never above the cap: the exponent is compared in logarithms by repeated growth's closed
-        bound, so that attempt 1,100 costs no overflow (BR-172), and jitter never lifts a capped delay over the cap.
+        Never negative, never above the cap, also where the power overflows (BR-172). What jitter would lift over the
+        cap is mirrored below it: cut off there, half of all that wait the full cap would come back in one instant
+        (BR-171).
     """
     match policy:
         case Fixed(delay_s=fixed):
@@ -60,7 +61,8 @@ def delay_s(policy: Backoff, failures: int, *, u: float) -> float:
                 grown = base * factor ** (failures - 1)
             except OverflowError:
                 grown = cap
-            return min(cap, min(cap, grown) * (1.0 + jitter * (2.0 * u - 1.0)))
+            delay = min(cap, grown) * (1.0 + jitter * (2.0 * u - 1.0))
+            return min(delay, 2.0 * cap - delay)
 
 
 def after_failure(
