@@ -1,5 +1,7 @@
 """The error tree. Every message says what, which, limit, remedy; the same facts are fields."""
 
+from jm_core import limits
+
 
 class JmError(Exception):
     """Root of everything JobMaster raises on purpose."""
@@ -9,16 +11,26 @@ class InvalidJobError(JmError, ValueError):
     """A submission that can never be accepted as it stands.
 
     Args:
-        field: path of the offending field as the caller wrote it, e.g. ``args.items[3]``.
+        field: path of the offending field as the caller wrote it, e.g. ``args.items[3]``; the middle of a long one is
+            left out.
         problem: what is wrong, with the limit where there is one.
         remedy: what to do instead, one clause.
     """
 
     def __init__(self, field: str, problem: str, *, remedy: str) -> None:
+        field = _printable(field)
         super().__init__(f"field '{field}': {problem}; {remedy}")
         self.field = field
         self.problem = problem
         self.remedy = remedy
+
+
+def _printable(path: str) -> str:
+    """A path is made of a stranger's keys: it may be long, and hold what neither a log nor Postgres takes."""
+    if len(path) > limits.PATH_CHARS_MAX:
+        half = limits.PATH_CHARS_MAX // 2
+        path = f"{path[: half - 1]}…{path[-half:]}"
+    return path if path.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in path)
 
 
 class InvalidNameError(JmError, ValueError):

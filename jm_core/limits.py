@@ -10,11 +10,15 @@ MESSAGE_BYTES_MAX: Final = 512 * KIB
 PACK_JOBS: Final = 200  # what our own client and writer put into one message
 ARGS_BYTES_MAX: Final = 128 * KIB
 ARGS_DEPTH_MAX: Final = 100  # explicit, because the depth at which a parser gives up differs per Python version
+NUMBER_CHARS_MAX: Final = 4_300  # Python's own limit for reading an integer
+NUMBER_EXPONENT_MAX: Final = 324  # of the smallest float, 5e-324
 RESULT_BYTES_MAX: Final = 64 * KIB
 ERROR_BYTES_MAX: Final = 8 * KIB
 METADATA_BYTES_MAX: Final = 8 * KIB
 UNIQUE_KEY_CHARS_MAX: Final = 200
 PROGRESS_NOTE_CHARS_MAX: Final = 500
+REASON_BYTES_MAX: Final = 600  # of a rejection; what an error quotes is cut long before
+PATH_CHARS_MAX: Final = 120  # of a field's path in an error
 RAW_KEPT_BYTES_MAX: Final = 1024 * KIB  # of a rejected message
 
 # Times.
@@ -46,6 +50,7 @@ SCHEDULE_LEAD_S: Final = 1.5  # a scheduled message is aimed this early; the ser
 ASSIGN_BATCH_MAX: Final = 5_000
 SAVE_BATCH_JOBS: Final = 2_000
 REBALANCE_AFTER_S: Final = 5.0
+LOSSES_MAX: Final = 5  # workers that died with a job before it was seen to start; then it is quarantined
 
 assert PACK_JOBS <= MESSAGE_JOBS_MAX
 assert ARGS_BYTES_MAX < MESSAGE_BYTES_MAX

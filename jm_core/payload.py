@@ -5,6 +5,7 @@ nanoseconds, and only a suspicious payload is walked value by value.
 """
 
 import math
+import re
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -12,10 +13,14 @@ import msgspec
 
 from jm_core import limits
 from jm_core.errors import InvalidJobError
+from jm_core.scan import depth_of, without_texts
 
-_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
-_decode_value = msgspec.json.Decoder(Any).decode
+_decode_object: Final = msgspec.json.Decoder(dict[str, Any]).decode
+_decode_value: Final = msgspec.json.Decoder(Any).decode
 _NUL: Final = b"\\u0000"
+_EXPONENT: Final = re.compile(rb"[0-9.][eE][-+]?0*+([0-9]*+)")
+_LONG_NUMBER: Final = re.compile(rb"(?<![0-9.])[0-9.]{%d}" % (limits.NUMBER_CHARS_MAX + 1))
+_PATH_KEY_CHARS: Final = 40  # of a key, in the path that an error names
 
 
 def check_args(raw: bytes) -> None:
@@ -32,15 +37,19 @@ def check_args(raw: bytes) -> None:
         raise InvalidJobError(
             "args", f"{len(raw)} bytes, the limit is {limits.ARGS_BYTES_MAX}", remedy="pass a reference instead"
         )
-    _check_json(raw, "args")
+    _check_depth(raw, "args")
     try:
-        _decode_object(raw)
+        value = _decode_object(raw)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
-        raise InvalidJobError("args", _plain(error), remedy="send a JSON object with string keys") from None
+        raise InvalidJobError("args", _plain(error, "args"), remedy="send a JSON object with string keys") from None
+    _check_value(value, raw, "args", limits.ARGS_BYTES_MAX)
 
 
 def check_result(raw: bytes) -> None:
     """The same for a result, which may be any JSON value.
+
+    It is decoded too, although we encoded it: a handler may return ``msgspec.Raw``, which nobody has looked into, and
+    which would spoil the message that carries the outcomes of others.
 
     Raises:
         InvalidJobError: as ``check_args``, with field ``result``.
@@ -51,20 +60,51 @@ def check_result(raw: bytes) -> None:
             f"{len(raw)} bytes, the limit is {limits.RESULT_BYTES_MAX}",
             remedy="store it elsewhere and return a reference",
         )
-    _check_json(raw, "result")
+    _check_depth(raw, "result")
+    try:
+        value = _decode_value(raw)
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise InvalidJobError("result", _plain(error, "result"), remedy="return what JSON can hold") from None
+    _check_value(value, raw, "result", limits.RESULT_BYTES_MAX)
 
 
-def _check_json(raw: bytes, field: str) -> None:
+def _check_depth(raw: bytes, field: str) -> None:
     if raw.count(b"[") + raw.count(b"{") > limits.ARGS_DEPTH_MAX and depth_of(raw) > limits.ARGS_DEPTH_MAX:
         raise InvalidJobError(
             field, f"nested deeper than {limits.ARGS_DEPTH_MAX} levels", remedy="flatten it or send it as text"
         )
+
+
+def _check_value(value: Any, raw: bytes, field: str, bytes_max: int) -> None:
     if _NUL in raw:
-        for path, text in _texts(_parse(raw, field), field):
+        for path, text in _texts(value, field):
             if "\0" in text:
                 raise InvalidJobError(
                     path, "contains a NUL character, which Postgres cannot store", remedy="remove it or encode it"
                 )
+    # The two ways to write much number with few characters; a short text without them cannot do harm.
+    if b"e-" in raw or b"E-" in raw or len(raw) * 64 > bytes_max:
+        _check_numbers(raw, field, bytes_max)
+
+
+def _check_numbers(raw: bytes, field: str, bytes_max: int) -> None:
+    """Postgres keeps every digit and writes them all: ``1e-300`` comes back as 302 characters, and arguments that were
+    small when they came would not fit the message that takes them to a worker.
+    """
+    bare = without_texts(raw)
+    if _LONG_NUMBER.search(bare):
+        problem = f"a number of more than {limits.NUMBER_CHARS_MAX} digits"
+        raise InvalidJobError(field, problem, remedy="send it as text")
+    written = len(raw)
+    for digits in _EXPONENT.findall(bare):
+        exponent = int(digits or b"0") if len(digits) < 10 else limits.NUMBER_EXPONENT_MAX + 1
+        if exponent > limits.NUMBER_EXPONENT_MAX:
+            problem = f"a number with an exponent beyond {limits.NUMBER_EXPONENT_MAX}"
+            raise InvalidJobError(field, problem, remedy="send it as text")
+        written += exponent
+    if written > bytes_max:
+        problem = f"{written} bytes with its numbers written in full, as Postgres does; the limit is {bytes_max}"
+        raise InvalidJobError(field, problem, remedy="round them, or send them as text")
 
 
 def check_no_lost_floats(value: Any, raw: bytes, field: str) -> None:
@@ -76,31 +116,11 @@ def check_no_lost_floats(value: Any, raw: bytes, field: str) -> None:
     """
     if b"null" not in raw:
         return
-    for path, number in _floats(value, field):
+    _check_depth(raw, field)  # the walk below is recursive
+    # As the encoder sees it: dataclasses and enums hold floats too. What it copies unread (`Raw`) holds none.
+    for path, number in _floats(msgspec.to_builtins(value, enc_hook=lambda _: None), field):
         if not math.isfinite(number):
             raise InvalidJobError(path, f"{number} is not JSON", remedy="send null or text instead")
-
-
-def depth_of(raw: bytes) -> int:
-    """Deepest nesting of brackets outside strings. Linear, no recursion, so no input can overflow it."""
-    deepest = depth = 0
-    in_text = escaped = False
-    for byte in raw:
-        if in_text:
-            if escaped:
-                escaped = False
-            elif byte == 0x5C:
-                escaped = True
-            elif byte == 0x22:
-                in_text = False
-        elif byte == 0x22:
-            in_text = True
-        elif byte in (0x5B, 0x7B):
-            depth += 1
-            deepest = max(deepest, depth)
-        elif byte in (0x5D, 0x7D):
-            depth -= 1
-    return deepest
 
 
 def cut_text(text: str, bytes_max: int) -> str:
@@ -109,32 +129,24 @@ def cut_text(text: str, bytes_max: int) -> str:
     raw = safe.encode("utf-8", "backslashreplace")
     if len(raw) <= bytes_max:
         return raw.decode()
-    marker = f"… [cut, {len(raw)} bytes]"
-    kept = raw[: bytes_max - len(marker.encode())].decode("utf-8", "ignore")
-    return kept + marker
+    marker = f"… [cut, {len(raw)} bytes]".encode()
+    kept = raw[: max(bytes_max - len(marker), 0)].decode("utf-8", "ignore")
+    return kept + marker[: bytes_max - len(kept.encode())].decode("utf-8", "ignore")
 
 
-def _parse(raw: bytes, field: str) -> Any:
-    try:
-        return _decode_value(raw)
-    except (msgspec.DecodeError, RecursionError, ValueError) as error:
-        raise InvalidJobError(field, _plain(error), remedy="send valid JSON") from None
-
-
-def _plain(error: Exception) -> str:
-    return str(error).replace(" - at `$", " at `args").replace("Number out of range", "number out of range")
+def _plain(error: Exception, field: str) -> str:
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    return str(error).replace(" - at `$", f" - at `{field}")
 
 
 def _children(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for key, item in value.items():
-            yield f"{path}.{key!s}", item
-    elif isinstance(value, list | tuple | set | frozenset):
+            yield f"{path}.{str(key)[:_PATH_KEY_CHARS]}", item
+    elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
             yield f"{path}[{index}]", item
-    elif isinstance(value, msgspec.Struct):
-        for name in value.__struct_fields__:
-            yield f"{path}.{name}", getattr(value, name)
 
 
 def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
@@ -142,7 +154,7 @@ def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
         yield path, value
     elif isinstance(value, dict):
         for key in value:
-            yield f"{path} (key {key[:40]!r})", str(key)
+            yield f"{path} (key {key[:_PATH_KEY_CHARS]!r})", str(key)
     for where, item in _children(value, path):
         yield from _texts(item, where)
 
