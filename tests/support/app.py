@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from jm_core.model import Priority
-from jm_nats import JobContext, JobMaster
+from jm_nats import JobContext, JobMaster, NoRetry, Retry
 from tests.support import misbehaviour
 
 RUNS_VARIABLE: Final = "JM_TEST_RUNS"  # the file that `counted` writes to
@@ -29,16 +29,10 @@ async def echo(value: Any = None) -> Any:
     return value
 
 
-@jm.handler("described", lane="mail", priority=Priority.HIGH, max_attempts=7, timeout=33, backoff=SHORT_S)
-async def described(ctx: JobContext, name: str, times: int = 1) -> dict[str, Any]:
-    """Typed arguments and no default left as it is: for clients that leave all of them out."""
-    return {
-        "greeting": f"hello {name}" * times,
-        "job_id": ctx.job_id,
-        "lane": ctx.lane,
-        "attempt": ctx.attempt,
-        "max_attempts": ctx.max_attempts,
-    }
+@jm.handler("greet", lane="mail", priority=Priority.HIGH, max_attempts=7, timeout=33, backoff=SHORT_S)
+async def greet(name: str, times: int = 1) -> dict[str, str]:
+    """The handler of docs/wire-format.md: typed arguments, and no default left as it is."""
+    return {"greeting": " ".join([f"hello {name}"] * times)}
 
 
 @jm.handler("fail_once", backoff=SHORT_S)
@@ -111,3 +105,15 @@ def thread_raises(kind: str) -> None:
 @jm.handler("process_raises", executor="process", max_attempts=2, backoff=SHORT_S)
 def process_raises(kind: str) -> None:
     misbehaviour.fail(kind)
+
+
+@jm.handler("asks_for_retry", max_attempts=3)
+async def asks_for_retry(ctx: JobContext) -> int:
+    if ctx.attempt < 3:
+        raise Retry("not yet", in_=SHORT_S)
+    return ctx.attempt
+
+
+@jm.handler("asks_for_no_retry")
+async def asks_for_no_retry() -> None:
+    raise NoRetry("never again")
