@@ -55,7 +55,7 @@ class ChildProcess:
         *,
         cwd: Path,
         log_path: Path,
-        lock_fd: int,
+        lock_fd: int | None = None,
         stop_signal: signal.Signals,
         user: str | None = None,
         env: dict[str, str] | None = None,
@@ -76,7 +76,8 @@ class ChildProcess:
                     user=user,
                     group=user,
                     extra_groups=[] if user else None,
-                    pass_fds=[lock_fd],  # inherited by all of the server's processes: the lock goes with the last one
+                    # Inherited by all of the server's processes: the lock goes with the last one.
+                    pass_fds=[] if lock_fd is None else [lock_fd],
                     start_new_session=True,
                 )
         except BaseException:
