@@ -13,7 +13,6 @@ import pytest
 from jm_core.errors import JobFailedError, ResultTimeoutError
 from jm_master.embedded import PostgresServer
 from jm_master.migrate import migrate
-from jm_nats.embedded import NatsServer
 from tests.support.app import (
     RUNS_VARIABLE,
     always_fails,
@@ -34,6 +33,8 @@ from tests.support.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from jm_nats.embedded import NatsServer
 
 JOBS_WITHOUT_MASTER: Final = 10_000
 SHORT_TIMEOUT_S: Final = 0.3
