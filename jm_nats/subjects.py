@@ -128,6 +128,10 @@ class Names:
     def api(self, name: str) -> str:
         return f"jm.{self.cluster}.api.{parse_name('api', name)}"
 
+    @property
+    def api_any(self) -> str:
+        return f"jm.{self.cluster}.api.*"
+
     def worker_rpc(self, worker: str) -> str:
         return f"jm.{self.cluster}.worker.{parse_name('worker', worker)}.rpc"
 
