@@ -12,8 +12,9 @@ from jm_nats.config import NatsConfig
 from jm_nats.connection import connect
 from jm_nats.provision import ensure_cluster
 from jm_nats.subjects import Names
-from tests.support.oracles import assert_oracles, messages_left
+from tests.support.oracles import assert_oracles
 from tests.support.sql import Sql
+from tests.support.streams import messages_left
 
 QUICKLY_S = 0.05
 

@@ -8,20 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import nats
-
 from jm_core.model import JobStatus
 from tests.support.sql import Sql
+from tests.support.streams import messages_left
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from nats.js import JetStreamContext
-    from nats.js.api import StreamInfo
-
 SHOWN_MAX: Final = 5
-STREAMS_PER_PAGE: Final = 256
 
 # Each finds the jobs that break a rule; none may be found. $1: the first terminal state.
 _RULES: Final = {
@@ -94,29 +89,3 @@ async def under_way(sql: Sql, *, may_wait: bool = False) -> dict[str, int]:
     if outbox := await sql.value("SELECT count(*) FROM outbox"):
         left["outbox"] = outbox
     return left
-
-
-async def messages_left(nats_url: str, cluster: str) -> dict[str, int]:
-    """What lies in the cluster's work-queue streams, and what its consumers have not acknowledged, by name."""
-    connection = await nats.connect(nats_url, allow_reconnect=False)
-    try:
-        jetstream = connection.jetstream()
-        left: dict[str, int] = {}
-        for stream in await _streams(jetstream, f"JM_{cluster}_"):
-            name = stream.config.name or ""
-            left[name] = stream.state.messages
-            for consumer in await jetstream.consumers_info(name) if stream.state.consumer_count else []:
-                left[f"{name}/{consumer.name} unacked"] = consumer.num_ack_pending or 0
-                left[f"{name}/{consumer.name} pending"] = consumer.num_pending or 0
-        return {name: count for name, count in left.items() if count}
-    finally:
-        await connection.close()
-
-
-async def _streams(jetstream: JetStreamContext, prefix: str) -> list[StreamInfo]:
-    found: list[StreamInfo] = []
-    while True:
-        page = await jetstream.streams_info(offset=len(found))
-        found += page
-        if len(page) < STREAMS_PER_PAGE:
-            return [stream for stream in found if (stream.config.name or "").startswith(prefix)]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
 import sys
 import tempfile
-from contextlib import ExitStack
+import uuid
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -16,10 +18,14 @@ from jm_nats import JobClient, NatsConfig
 from jm_nats.child_process import ChildProcess
 from tests.support import oracles
 from tests.support.sql import Sql
+from tests.support.streams import delete_streams
 from tests.support.waiting import TIMEOUT_S, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import AsyncIterator, Iterable, Mapping
+
+    from jm_master.embedded import PostgresServer
+    from jm_nats.embedded import NatsServer
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 APP: Final = "tests.support.app:jm"
@@ -239,6 +245,21 @@ class Cluster:
         await oracles.assert_oracles(
             self.dsn, self.nats_url, self.name, accepted_ids, may_wait=may_wait, timeout_s=timeout_s
         )
+
+
+@asynccontextmanager
+async def temporary_cluster(
+    nats_server: NatsServer, postgres_server: PostgresServer, database_template: str
+) -> AsyncIterator[Cluster]:
+    """A cluster with a database of its own, for fixtures that outlive one test; both are removed at the end."""
+    name = f"t{uuid.uuid4().hex[:12]}"
+    dsn = await asyncio.to_thread(postgres_server.create_database, name, database_template)
+    try:
+        async with Cluster(nats_server.url, dsn, name) as cluster:
+            yield cluster
+        await delete_streams(nats_server.url, name)
+    finally:
+        await asyncio.to_thread(postgres_server.drop_database, name)
 
 
 def environment(nats_url: str, dsn: str, cluster: str) -> dict[str, str]:
