@@ -1,14 +1,13 @@
 """From the bytes of a submission to a job that can be saved, or to the reason why not. A bad job spoils no other."""
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec import Struct
 
-from jm_core import limits, wire
+from jm_core import limits, scan, wire
 from jm_core.errors import InvalidJobError, InvalidNameError
 from jm_core.ids import (
     JobId,
@@ -22,6 +21,7 @@ from jm_core.ids import (
 )
 from jm_core.model import DEFAULT_LANE, PRIORITY_BY_LABEL, Priority
 from jm_core.payload import check_args
+from jm_core.rejection import Rejection, located, refused, rejection, remedy_for, undecodable, wrong_count
 from jm_core.wire import HandlerDefaults, Submission
 
 
@@ -41,16 +41,6 @@ class NewJob(Struct, gc=False):
     trace: str | None = None
 
 
-class Rejection(Struct, frozen=True):
-    """Why a job was refused, with the bytes that were sent, for table ``rejected`` and the receipt."""
-
-    raw: bytes
-    reason: str
-    job_id: str = ""
-    handler: str = ""
-    field: str = ""
-
-
 class ClusterDefaults(Struct, frozen=True):
     lane: str = DEFAULT_LANE
     priority: Priority = Priority.MEDIUM
@@ -67,7 +57,20 @@ class Origin(Struct, frozen=True):
 
 
 Parsed = NewJob | Rejection
-_NAIVE: Final = "Expected datetime with a timezone component"
+__all__ = [
+    "ClusterDefaults",
+    "NewJob",
+    "Origin",
+    "Parsed",
+    "Rejection",
+    "check_fields",
+    "raw_jobs",
+    "read_message",
+    "resolve",
+]
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+_SPACES: Final = b" \t\r\n"
+_CHECKED: Final = [name for name in Submission.__struct_fields__ if name != "args"]
 
 
 def read_message(
@@ -78,21 +81,33 @@ def read_message(
     The quick path decodes the whole message at once; only when that fails is it taken apart.
     """
     if len(data) > limits.MESSAGE_BYTES_MAX:
-        reason = f"message of {len(data)} bytes, the limit is {limits.MESSAGE_BYTES_MAX}; send fewer jobs per message"
-        return [Rejection(data, reason)]
+        problem = f"message of {len(data)} bytes, the limit is {limits.MESSAGE_BYTES_MAX}"
+        return [rejection(data, f"{problem}; send fewer jobs per message")]
+    data = data.removeprefix(_BYTE_ORDER_MARK)
     try:
         submissions = wire.decode_submissions(data) if _is_array(data) else [wire.decode_submission(data)]
     except (msgspec.DecodeError, RecursionError, ValueError):
-        return [_one(raw, i, origin, handlers, cluster) for i, raw in enumerate(_split(data))]
+        return _read_apart(data, origin, handlers, cluster)
     if not 0 < len(submissions) <= limits.MESSAGE_JOBS_MAX:
-        return [_wrong_count(data, len(submissions))]
+        return [wrong_count(data, str(len(submissions)))]
     parsed: list[Parsed] = []
+    parts: list[bytes] = []
     for index, submission in enumerate(submissions):
         try:
             parsed.append(resolve(submission, index, origin, handlers, cluster))
         except (InvalidJobError, InvalidNameError) as error:
-            parsed.append(_refused(wire.encode(submission), error, submission))
+            parts = parts or raw_jobs(data)
+            parsed.append(refused(parts[index], error, submission))
     return parsed
+
+
+def _read_apart(
+    data: bytes, origin: Origin, handlers: Mapping[str, HandlerDefaults], cluster: ClusterDefaults
+) -> list[Parsed]:
+    parts = raw_jobs(data)
+    if len(parts) > limits.MESSAGE_JOBS_MAX:
+        return [wrong_count(data, f"more than {limits.MESSAGE_JOBS_MAX}")]
+    return [_one(raw, index, origin, handlers, cluster) for index, raw in enumerate(parts)]
 
 
 def resolve(
@@ -102,19 +117,20 @@ def resolve(
     handlers: Mapping[str, HandlerDefaults],
     cluster: ClusterDefaults,
 ) -> NewJob:
-    """Check one submission and fill in what it leaves out: the handler's defaults, then the cluster's.
+    """Check one decoded submission and fill in what it leaves out: the handler's defaults, then the cluster's.
 
     Raises:
         InvalidJobError, InvalidNameError: naming field, limit and remedy.
     """
-    check_fields(submission)
+    _check_meaning(submission)
     known = handlers.get(submission.handler)
     lane = submission.lane or (known.lane if known else cluster.lane)
     label = submission.priority
     if label is not None:
         priority = PRIORITY_BY_LABEL[label]
     else:
-        priority = PRIORITY_BY_LABEL[known.priority] if known else cluster.priority
+        # What a worker of another version declared may be unknown here; that must not stop the writer.
+        priority = PRIORITY_BY_LABEL.get(known.priority, cluster.priority) if known else cluster.priority
     args = bytes(submission.args)
     if args == b"null":
         args = b"{}"
@@ -141,11 +157,25 @@ def resolve(
 
 
 def check_fields(submission: Submission) -> None:
-    """The checks that types alone cannot make. Shared by every entry path: client, CLI, writer (BR-117).
+    """Everything but ``args`` of a submission that Python code built, as strictly as if it had come over the wire.
+
+    Struct constraints hold where a message is decoded, not where an object is made. Shared by every entry path that
+    does not decode (BR-117).
 
     Raises:
         InvalidJobError, InvalidNameError.
     """
+    given = {name: value for name in _CHECKED if (value := getattr(submission, name)) is not None}
+    try:
+        decoded = msgspec.convert(given, Submission)
+    except msgspec.ValidationError as error:
+        field, problem = located(error)
+        raise InvalidJobError(field or "handler", problem, remedy=remedy_for(problem)) from None
+    _check_meaning(decoded)
+
+
+def _check_meaning(submission: Submission) -> None:
+    """The checks that types alone cannot make."""
     if not is_handler_name(submission.handler):
         parse_handler_name(submission.handler)
     if submission.lane is not None and not is_name(submission.lane):
@@ -167,8 +197,6 @@ def _check_run_at(submission: Submission) -> None:
     assert run_at is not None
     if submission.delay_s is not None:
         raise InvalidJobError("delay_s", "given together with run_at", remedy="send one of the two")
-    if run_at.tzinfo is None:
-        raise InvalidJobError("run_at", "has no UTC offset", remedy="add one, e.g. 2030-01-01T09:00:00+01:00 or …Z")
     if not limits.RUN_AT_YEAR_MIN <= run_at.year <= limits.RUN_AT_YEAR_MAX:
         raise InvalidJobError(
             "run_at",
@@ -178,24 +206,35 @@ def _check_run_at(submission: Submission) -> None:
 
 
 def _check_unique_key(key: str) -> None:
-    if not key.strip() or len(key) > limits.UNIQUE_KEY_CHARS_MAX or "\0" in key:
+    if not key.strip() or len(key) > limits.UNIQUE_KEY_CHARS_MAX:
         raise InvalidJobError(
             "unique_key",
-            f"must be 1 to {limits.UNIQUE_KEY_CHARS_MAX} characters, not blank, without NUL",
+            f"must be 1 to {limits.UNIQUE_KEY_CHARS_MAX} characters, not blank",
             remedy="shorten or hash it",
         )
+    _text_bytes("unique_key", key)
 
 
 def _check_metadata(metadata: dict[str, str]) -> None:
-    size = 0
-    for key, value in metadata.items():
-        size += len(key.encode("utf-8", "surrogatepass")) + len(value.encode("utf-8", "surrogatepass"))
-        if "\0" in key or "\0" in value:
-            raise InvalidJobError(f"metadata.{key}", "contains a NUL character", remedy="remove it")
+    size = sum(_text_bytes("metadata", key) + _text_bytes(f"metadata.{key}", text) for key, text in metadata.items())
     if size > limits.METADATA_BYTES_MAX:
         raise InvalidJobError(
             "metadata", f"{size} bytes, the limit is {limits.METADATA_BYTES_MAX}", remedy="move it into args"
         )
+
+
+def _text_bytes(field: str, text: str) -> int:
+    """Bytes of ``text`` in UTF-8.
+
+    Raises:
+        InvalidJobError: Postgres or UTF-8 cannot hold it.
+    """
+    if "\0" in text:
+        raise InvalidJobError(field, "contains a NUL character", remedy="remove it")
+    try:
+        return len(text) if text.isascii() else len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidJobError(field, "contains half a surrogate pair", remedy="send valid Unicode") from None
 
 
 def _due(submission: Submission, origin: Origin) -> datetime | None:
@@ -208,30 +247,12 @@ def _due(submission: Submission, origin: Origin) -> datetime | None:
 
 
 def _is_array(data: bytes) -> bool:
-    return data[:1] == b"[" or data[:64].lstrip()[:1] == b"["
+    return data.lstrip(_SPACES)[:1] == b"["
 
 
-def _split(data: bytes) -> list[bytes]:
-    """The jobs of a message that did not decode as a whole, each as its own bytes."""
-    if not _is_array(data):
-        return [data]
-    for split in (_split_fast, _split_lenient):
-        try:
-            parts = split(data)
-        except (msgspec.DecodeError, RecursionError, ValueError):
-            continue
-        return parts if 0 < len(parts) <= limits.MESSAGE_JOBS_MAX else [data]
-    return [data]
-
-
-def _split_fast(data: bytes) -> list[bytes]:
-    return [bytes(raw) for raw in wire.decode_raw_array(data)]
-
-
-def _split_lenient(data: bytes) -> list[bytes]:
-    """Python's parser lets NaN and Infinity pass, which is just what is needed to cut the good jobs free of them."""
-    dumps: Callable[[Any], str] = json.dumps
-    return [dumps(item).encode() for item in json.loads(data)]
+def raw_jobs(data: bytes) -> list[bytes]:
+    """The jobs of a message, each as the bytes that were sent, whatever is wrong with its neighbours."""
+    return scan.elements(data, at_most=limits.MESSAGE_JOBS_MAX + 1) if _is_array(data) else [data]
 
 
 def _one(
@@ -240,50 +261,8 @@ def _one(
     try:
         submission = wire.decode_submission(raw)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
-        return _undecodable(raw, error)
+        return undecodable(raw, error)
     try:
         return resolve(submission, index, origin, handlers, cluster)
     except (InvalidJobError, InvalidNameError) as error:
-        return _refused(raw, error, submission)
-
-
-def _undecodable(raw: bytes, error: Exception) -> Rejection:
-    text = str(error)
-    if not raw.strip():
-        return Rejection(raw, "empty message; send one JSON object or an array of them")
-    if isinstance(error, RecursionError):
-        return Rejection(raw, f"nested deeper than {limits.ARGS_DEPTH_MAX} levels; flatten it or send it as text")
-    if " - at `$." in text:
-        problem, _, path = text.partition(" - at `$.")
-        field = path.rstrip("`")
-        remedy = "add an offset or Z" if "timezone" in problem else "see docs/wire-format.md for its type and limits"
-        return Rejection(raw, f"field '{field}': {problem}; {remedy}", field=field, **_names_in(raw))
-    if isinstance(error, msgspec.ValidationError):
-        return Rejection(raw, f"{text}; see docs/wire-format.md for the fields", **_names_in(raw))
-    return Rejection(raw, f"not a JSON job: {text}; send one JSON object or an array of them, in UTF-8")
-
-
-def _names_in(raw: bytes) -> dict[str, str]:
-    """Id and handler of a job whose other fields are wrong, so that a person can find it in ``rejected``."""
-    try:
-        value = wire.decode_any(raw)
-    except (msgspec.DecodeError, RecursionError, ValueError):
-        return {}
-    if not isinstance(value, dict):
-        return {}
-    found = {"job_id": value.get("id"), "handler": value.get("handler")}
-    return {name: text[:100].replace("\0", "") for name, text in found.items() if isinstance(text, str)}
-
-
-def _refused(raw: bytes, error: InvalidJobError | InvalidNameError, submission: Submission) -> Rejection:
-    field = error.field if isinstance(error, InvalidJobError) else error.kind
-    names = {"job_id": submission.id or "", "handler": submission.handler}
-    return Rejection(raw, str(error), field=field, **{k: v[:100].replace("\0", "") for k, v in names.items()})
-
-
-def _wrong_count(data: bytes, count: int) -> Rejection:
-    if not count:
-        return Rejection(data, "an empty array; send at least one job")
-    return Rejection(
-        data, f"{count} jobs in one message, the limit is {limits.MESSAGE_JOBS_MAX}; send several messages"
-    )
+        return refused(raw, error, submission)

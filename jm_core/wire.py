@@ -21,7 +21,8 @@ HEADER_SCHEDULE: Final = "Nats-Schedule"
 HEADER_SCHEDULE_TARGET: Final = "Nats-Schedule-Target"
 EMPTY_ARGS: Final = Raw(b"{}")
 
-TRACEPARENT_PATTERN: Final = "^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$"
+# `$` alone lets a newline pass.
+TRACEPARENT_PATTERN: Final = "^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$(?!\n)"
 Instant = Annotated[datetime, Meta(tz=True)]
 
 # msgspec takes `Raw | None` for None alone and refuses every value; `Raw` takes null too, and None is a fine default.
