@@ -30,7 +30,7 @@ EVENTS_DUPLICATES_S: Final = 120.0
 MASTER_ACK_WAIT_S: Final = 60.0
 BUCKET_ACK_WAIT_S: Final = 30.0
 KV_DUPLICATES_S: Final = 120.0
-MARKER_TTL_S: Final = 60.0  # how long a watcher that was away can still see that a key expired
+MARKER_TTL_MIN_S: Final = 1.0  # the server's own bound
 UNLIMITED: Final = -1
 
 
@@ -129,7 +129,8 @@ def _kv(name: str, replicas: int, *, max_age_s: float | None = None) -> StreamCo
         allow_rollup_hdrs=True,
         allow_direct=True,
         allow_msg_ttl=True,
-        subject_delete_marker_ttl=MARKER_TTL_S if max_age_s else None,
+        # A marker tells watchers that a key expired. It lasts as long as the key did: max_age ends it, too.
+        subject_delete_marker_ttl=max(MARKER_TTL_MIN_S, max_age_s) if max_age_s else None,
         metadata=_metadata(),
     )
 

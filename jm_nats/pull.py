@@ -228,6 +228,10 @@ class PullReader:
             self._stale = True
         self._wake.set()
 
+    def give_up(self, reason: str) -> None:
+        """Treat the consumer as gone: for an owner that knows it cannot go on with it."""
+        self._gone(reason)
+
     async def close(self) -> None:
         """Stop for good, and give back what was not taken, to be delivered elsewhere at once."""
         self._end = self._end or ReaderClosedError(f"the reader of '{self.stream}/{self.consumer}' is closed")

@@ -124,6 +124,15 @@ async def test_a_changed_wish_reaches_the_live_stream_and_consumer(link, cluster
     assert isinstance(await ensure_consumer(link, name, worker), Updated)
 
 
+async def test_another_lease_reaches_the_live_kv(link, names):
+    await ensure_cluster(link, names, lease_s=10)
+    for lease_s in (5, 20):
+        outcomes = await ensure_cluster(link, names, lease_s=lease_s)
+        changed = {name for name, outcome in outcomes.items() if outcome != Unchanged()}
+        assert changed == {f"KV_{names.workers_kv}"}
+        assert (await config(link, f"KV_{names.workers_kv}"))["max_age"] == lease_s * 10**9
+
+
 async def test_what_an_operator_added_stays(link, cluster_name):
     stream = StreamConfig(name=f"S_{cluster_name}_x", subjects=[cluster_name], duplicate_window=10)
     await ensure_stream(link, stream)
