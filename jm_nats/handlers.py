@@ -152,13 +152,13 @@ class Handler:
             args=self.encode_args(args),
             id=str(uuid_utils.uuid7()) if job_id is None else parse_job_id(job_id),
             run_at=run_at,
-            delay_s=delay.total_seconds() if isinstance(delay, timedelta) else delay,
-            lane=lane or self.lane,
-            priority=Priority(priority or self.priority).label,
-            max_attempts=max_attempts or self.max_attempts,
-            timeout_s=timeout or self.timeout_s,
+            delay_s=_seconds(delay),
+            lane=self.lane if lane is None else lane,
+            priority=self.priority.label if priority is None else _label(priority),
+            max_attempts=self.max_attempts if max_attempts is None else max_attempts,
+            timeout_s=self.timeout_s if timeout is None else timeout,
             unique_key=unique_key,
-            metadata=dict(metadata) if metadata else None,
+            metadata=_dict(metadata),
         )
         check_fields(submission)
         return submission
@@ -185,16 +185,16 @@ class Handler:
             )
         probe = Submission(handler=self.name)
         defaults = {"lane": self.lane, "priority": self.priority, "max_attempts": self.max_attempts}
-        merged = {**defaults, "timeout": self.timeout_s, **options}
-        delay = merged.pop("delay", None)
+        given = {name: value for name, value in options.items() if value is not None}
+        merged = {**defaults, "timeout": self.timeout_s, **given}
         template: dict[str, Any] = {
             "run_at": merged.pop("run_at", None),
-            "delay_s": delay.total_seconds() if isinstance(delay, timedelta) else delay,
+            "delay_s": _seconds(merged.pop("delay", None)),
             "lane": merged.pop("lane"),
-            "priority": Priority(merged.pop("priority")).label,
+            "priority": _label(merged.pop("priority")),
             "max_attempts": merged.pop("max_attempts"),
             "timeout_s": merged.pop("timeout"),
-            "metadata": merged.pop("metadata", None),
+            "metadata": _dict(merged.pop("metadata", None)),
         }
         if merged:
             raise InvalidJobError("options", f"unknown {sorted(merged)}", remedy=f"use {sorted(SUBMIT_OPTIONS)}")
@@ -289,3 +289,22 @@ class Handler:
 
     def _undeclarable(self, problem: str) -> InvalidSettingError:
         return InvalidSettingError(f"handler {self.name!r}: {problem}")
+
+
+# Options come from code that nothing has checked. A wrong one is passed on as it is: `check_fields` knows what to say.
+
+
+def _seconds(delay: float | timedelta | None) -> float | None:
+    return delay.total_seconds() if isinstance(delay, timedelta) else delay
+
+
+def _dict(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
+    return dict(metadata) if isinstance(metadata, Mapping) else metadata
+
+
+def _label(priority: Any) -> str:
+    """A string, a bool or a number without a name raises InvalidJobError."""
+    if isinstance(priority, bool) or priority not in tuple(Priority):
+        names = ", ".join(f"Priority.{p.name}" for p in Priority)
+        raise InvalidJobError("priority", f"{priority!r:.40} is unknown", remedy=f"use one of {names}")
+    return Priority(priority).label
