@@ -22,7 +22,7 @@ _STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # +1 and -1 as si
 def depth_of(text: bytes) -> int:
     """Deepest nesting of brackets outside texts."""
     steps = array("b", without_texts(text).translate(_STEPS, _ALL_BUT_BRACKETS))
-    return max(accumulate(steps), default=0)
+    return max(accumulate(steps, initial=0))
 
 
 def without_texts(text: bytes) -> bytes:
