@@ -1,0 +1,1 @@
+"""The command ``jm``: every process and every question of JobMaster from a terminal."""

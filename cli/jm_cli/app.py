@@ -1,0 +1,87 @@
+"""The command tree. Nothing here or in the command modules imports NATS, Postgres or rich before a command runs."""
+
+import os
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+
+from jm_cli import coordinator, doctor, exits, job, migrate, rejected, submit, up, worker
+from jm_cli.options import expanded
+from jm_cli.redaction import learn_environment
+
+# Plain help: drawing it with rich would triple the time it takes, and fold the examples.
+app = typer.Typer(
+    name="jm",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+@expanded
+def root(
+    context: typer.Context,
+    *,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """JobMaster for NATS: a job scheduler. Jobs move on NATS JetStream, Postgres keeps the record.
+
+    Try it, with nothing installed but this:
+        jm up                                      # in one terminal
+        jm submit hello '{"name": "you"}'          # in another one, same folder
+
+    Exit codes: 0 done, 1 unexpected, 2 usage, 3 NATS, 4 Postgres, 5 no coordinator, 6 not found, 7 job failed or
+    rejected, 8 no worker, 9 already running, 130 interrupted. JM_DEBUG=1 shows tracebacks.
+    """
+    if version:
+        typer.echo(_version())
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+worker.add_to(app)
+coordinator.add_to(app)
+up.add_to(app)
+submit.add_to(app)
+job.add_to(app)
+rejected.add_to(app)
+migrate.add_to(app)
+doctor.add_to(app)
+
+
+def main() -> NoReturn:
+    """The entry point of ``jm``."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """One command, to its exit code."""
+    _make_output_unfailing()
+    learn_environment()
+    try:
+        code = typer.main.get_command(app).main(arguments, prog_name="jm", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read our output has enough of it, as `head` does. Python must not try to flush the rest at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exits.ExitCode.OK
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the edge of the process: report() tells them apart
+        return exits.report(error)
+    return code if isinstance(code, int) else exits.ExitCode.OK
+
+
+def _make_output_unfailing() -> None:
+    """A text that the terminal's encoding cannot show is no reason to fail."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
+
+    try:
+        return version("jobmaster-nats")
+    except PackageNotFoundError:
+        return "0+unknown (not installed)"

@@ -1,0 +1,200 @@
+"""``jm doctor``: is everything there that a job needs, and if not, what to do about it."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import typer
+
+from jm_cli.exits import CliError, ExitCode
+from jm_cli.options import expanded
+from jm_cli.plain_text import safe
+from jm_cli.redaction import redact
+from jm_cli.render import print_json, print_line
+from jm_cli.running import run_briefly
+from jm_cli.settings import ClusterOptions, JsonFlag, NatsOptions, PostgresOptions, local_pair
+
+if TYPE_CHECKING:
+    from jm_cli.local_env import LocalEnv
+    from jm_nats.config import NatsConfig
+    from jm_nats.connection import NatsLink
+    from jm_nats.subjects import Names
+
+POSTGRES_TIMEOUT_S: Final = 8.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report. ``exit_code`` is OK when all is well; None: it could not be looked at."""
+
+    name: str
+    exit_code: ExitCode | None
+    detail: str
+    remedy: str | None = None
+
+    @property
+    def state(self) -> str:
+        return {None: "unknown", ExitCode.OK: "ok"}.get(self.exit_code, "broken")
+
+
+def add_to(root: typer.Typer) -> None:
+    root.command("doctor")(doctor)
+
+
+@expanded
+def doctor(
+    *,
+    as_json: JsonFlag = False,
+    cluster: ClusterOptions,
+    postgres: PostgresOptions,
+    nats: NatsOptions,
+) -> None:
+    """Check what a job needs: NATS, JetStream, the streams, a leading coordinator, workers, Postgres and its schema.
+
+    Postgres is looked at when its DSN is given; workers and clients need none. The exit code is that of the first
+    thing broken.
+
+    Examples:
+        jm doctor
+        jm doctor --dsn postgresql://jm@db/jobs --json
+    """
+    findings = run_briefly(_look(nats, cluster, postgres))
+    if as_json:
+        print_json([_as_dict(finding) for finding in findings])
+    else:
+        for finding in findings:
+            _print(finding)
+    broken = [finding for finding in findings if finding.state == "broken"]
+    if broken:
+        names = ", ".join(finding.name for finding in broken)
+        raise CliError(broken[0].exit_code or ExitCode.UNEXPECTED, f"broken: {names}")
+
+
+async def _look(nats: NatsOptions, cluster: ClusterOptions, postgres: PostgresOptions) -> list[Finding]:
+    import asyncio  # noqa: PLC0415
+
+    local = local_pair(nats, postgres)
+    of_nats, of_postgres = await asyncio.gather(
+        _look_at_nats(nats.nats_config(local), cluster.name(local)), _look_at_postgres(postgres, local)
+    )
+    return of_nats + of_postgres
+
+
+# -- NATS and what lives in it
+
+
+async def _look_at_nats(config: "NatsConfig", cluster: str) -> list[Finding]:
+    from jm_nats.connection import connect  # noqa: PLC0415
+    from jm_nats.errors import AgentError  # noqa: PLC0415
+    from jm_nats.subjects import Names  # noqa: PLC0415
+
+    names = Names(cluster)
+    try:
+        link = await connect(config, client_name="jobmaster doctor")
+    except AgentError as error:
+        unseen = [Finding(name, None, "NATS is needed to look at it") for name in ("streams", "coordinator", "workers")]
+        return [_broken("nats", ExitCode.NATS, str(error)), *unseen]
+    async with link:
+        version = link.nc.connected_server_version
+        detail = f"{link.server}, version {version.major}.{version.minor}.{version.patch}, JetStream on"
+        return [Finding("nats", ExitCode.OK, detail), *[finding async for finding in _look_at_cluster(link, names)]]
+
+
+async def _look_at_cluster(link: "NatsLink", names: "Names") -> AsyncIterator[Finding]:
+    yield await _streams(link, names)
+    yield await _coordinator(link, names)
+    yield await _workers(link, names)
+
+
+async def _streams(link: "NatsLink", names: "Names") -> Finding:
+    from jm_nats.errors import AgentError, NoSuchStreamError  # noqa: PLC0415
+
+    wanted = [names.pending_stream, names.events_stream]
+    wanted += [f"KV_{kv}" for kv in (names.workers_kv, names.buckets_kv, names.cluster_kv)]
+    missing = []
+    for stream in wanted:
+        try:
+            await link.api(f"STREAM.INFO.{stream}")
+        except NoSuchStreamError:
+            missing.append(stream)
+        except AgentError as error:
+            return _broken("streams", ExitCode.NATS, str(error))
+    if missing:
+        remedy = "start 'jm coordinator' or 'jm worker', which make them; or is --cluster misspelt?"
+        return Finding("streams", ExitCode.NATS, f"cluster '{names.cluster}' has no {', '.join(missing)}", remedy)
+    return Finding("streams", ExitCode.OK, f"cluster '{names.cluster}', {len(wanted)} streams")
+
+
+async def _coordinator(link: "NatsLink", names: "Names") -> Finding:
+    from jm_core.errors import JmError  # noqa: PLC0415
+    from jm_nats.api_client import ApiClient, NoCoordinatorError  # noqa: PLC0415
+
+    try:
+        counts = await ApiClient(link, names).counts()
+    except NoCoordinatorError as error:
+        return _broken("coordinator", ExitCode.NO_COORDINATOR, str(error))
+    except JmError as error:
+        return _broken("coordinator", ExitCode.NO_COORDINATOR, f"it answers with an error: {error}")
+    jobs = ", ".join(f"{count} {status}" for status, count in counts.by_status.items() if count) or "no jobs"
+    return Finding("coordinator", ExitCode.OK, f"one leads; {jobs}, {counts.rejected} rejected")
+
+
+async def _workers(link: "NatsLink", names: "Names") -> Finding:
+    from jm_core import wire  # noqa: PLC0415
+    from jm_nats.errors import AgentError  # noqa: PLC0415
+    from jm_nats.kv import CasKv  # noqa: PLC0415
+
+    try:
+        entries = await (await CasKv.open(link, names.workers_kv)).entries()
+    except AgentError as error:
+        return _broken("workers", ExitCode.NO_WORKER, str(error))
+    workers = [wire.decode_worker(entry.value) for entry in entries]
+    if not workers:
+        return Finding("workers", ExitCode.NO_WORKER, "none is alive; jobs wait", "start one: jm worker MODULE:APP")
+    running = sum(worker.running for worker in workers)
+    slots = sum(worker.slots for worker in workers)
+    return Finding("workers", ExitCode.OK, f"{len(workers)} alive, {running} of {slots} slots in use")
+
+
+# -- Postgres
+
+
+async def _look_at_postgres(options: PostgresOptions, local: "LocalEnv | None") -> list[Finding]:
+    dsn = options.dsn or (local.postgres_dsn if local else None)
+    if dsn is None:
+        return [Finding("postgres", None, "not looked at: no DSN is given; only coordinators need one")]
+    import asyncio  # noqa: PLC0415
+
+    from jm_master.checks import check_postgres  # noqa: PLC0415
+
+    try:
+        async with asyncio.timeout(POSTGRES_TIMEOUT_S):
+            found = await check_postgres(dsn, options.schema)
+    except TimeoutError:
+        problem = f"no answer within {POSTGRES_TIMEOUT_S:g} s"
+        return [Finding("postgres", ExitCode.POSTGRES, problem, "start it, or correct the DSN")]
+    if found.problem:
+        return [Finding("postgres", ExitCode.POSTGRES, found.problem, found.remedy)]
+    detail = f"{found.where}, version {found.server_version}, schema version {found.schema_version}"
+    return [Finding("postgres", ExitCode.OK, detail)]
+
+
+# -- the report
+
+
+def _broken(name: str, code: ExitCode, message: str) -> Finding:
+    """Our messages end with their remedy, after the last semicolon."""
+    problem, _, remedy = message.rpartition("; ")
+    return Finding(name, code, problem or message, remedy if problem else None)
+
+
+def _as_dict(finding: Finding) -> dict[str, str]:
+    found = {"check": finding.name, "state": finding.state, "detail": redact(finding.detail)}
+    return found | ({"remedy": redact(finding.remedy)} if finding.remedy else {})
+
+
+def _print(finding: Finding) -> None:
+    sign = {"ok": "ok     ", "broken": "BROKEN ", "unknown": "-      "}[finding.state]
+    print_line(f"{sign} {finding.name:<12} {safe(redact(finding.detail))}")
+    if finding.remedy:
+        print_line(f"{'':<20} -> {safe(redact(finding.remedy))}")

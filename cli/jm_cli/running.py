@@ -1,0 +1,53 @@
+"""From a typer command, which is a plain function, into asyncio and back."""
+
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from jm_cli.exits import debugging
+from jm_cli.settings import ClusterOptions, NatsOptions
+
+if TYPE_CHECKING:
+    from jm_nats.client import JobClient
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientOptions(NatsOptions, ClusterOptions):
+    """For commands that talk to a cluster over NATS."""
+
+    @asynccontextmanager
+    async def client(self, *, receipt_timeout_s: float = 10.0) -> "AsyncIterator[JobClient]":
+        from jm_nats.client import JobClient  # noqa: PLC0415
+
+        local = self.local
+        async with JobClient(self.name(local), self.nats_config(local), receipt_timeout_s=receipt_timeout_s) as client:
+            yield client
+
+
+def run_briefly(work: Coroutine[Any, Any, T]) -> T:
+    """Run a command that answers and ends. Its libraries log nothing: what is wrong is said in one line."""
+    import asyncio  # noqa: PLC0415
+
+    from jm_cli.logs import quiet_logging, start_logging  # noqa: PLC0415
+
+    start_logging("debug") if debugging() else quiet_logging()
+    return asyncio.run(work)
+
+
+def run_for_long(work: Coroutine[Any, Any, T]) -> T:
+    """Run a process of the cluster, on uvloop where there is one."""
+    import asyncio  # noqa: PLC0415
+
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(work)
+
+
+def _loop_factory() -> Any:
+    try:
+        import uvloop  # noqa: PLC0415
+    except ImportError:
+        return None
+    return uvloop.new_event_loop

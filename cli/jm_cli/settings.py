@@ -1,0 +1,514 @@
+"""Every setting of every command, once: flag, environment variable, default, help. docs/configuration.md is printed
+from here (``jm_cli.docs``).
+
+Defaults come from ``jm_core.limits``, because the configuration classes themselves would bring the NATS and Postgres
+drivers along, and ``jm --help`` must not wait for those. A test compares the two.
+"""
+
+import re
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
+
+import typer
+
+from jm_cli import local_env
+from jm_cli.exits import UsageError
+from jm_cli.redaction import learn, learn_url
+from jm_core import limits
+from jm_core.model import PRIORITY_BY_LABEL, Priority
+
+if TYPE_CHECKING:
+    from jm_nats.config import NatsConfig
+
+DEFAULT_CLUSTER: Final = "default"
+DEFAULT_NATS_URL: Final = "nats://127.0.0.1:4222"
+DEFAULT_SCHEMA: Final = "jobmaster"
+PRIORITY_NAMES: Final = "|".join(PRIORITY_BY_LABEL)
+_BETTER_BY_VARIABLE: Final = "Better by the variable: other users can read a command line."
+
+
+def setting(flag: str, env: str, text: str, **more: Any) -> Any:
+    return typer.Option(flag, envvar=env, help=text, show_envvar=True, **more)
+
+
+def secret(flag: str, env: str, text: str) -> Any:
+    return setting(flag, env, f"{text} {_BETTER_BY_VARIABLE}", show_default=False, metavar="SECRET")
+
+
+def words(given: list[str] | None) -> tuple[str, ...]:
+    """``--lane a --lane b``, ``--lane a,b`` and ``JM_WORKER_LANES="a b"`` alike."""
+    return tuple(word for text in given or [] for word in re.split(r"[,\s]+", text) if word)
+
+
+def parse_priority(text: str) -> Priority:
+    try:
+        return PRIORITY_BY_LABEL[text.lower()]
+    except KeyError:
+        raise typer.BadParameter(f"{text!r} is unknown; use one of {', '.join(PRIORITY_BY_LABEL)}") from None
+
+
+class LogLevel(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(StrEnum):
+    CONSOLE = "console"
+    JSON = "json"
+
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else there.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NatsOptions:
+    """Where NATS is and who we are to it."""
+
+    TITLE: ClassVar[str] = "NATS"
+
+    nats_url: Annotated[
+        str | None,
+        setting(
+            "--nats-url",
+            "JM_NATS_URL",
+            "NATS servers, separated by commas. Without this and without credentials, the cluster that 'jm up' keeps "
+            "in this folder is taken (.jm/env).",
+            show_default=DEFAULT_NATS_URL,
+            metavar="URL",
+        ),
+    ] = None
+    nats_user: Annotated[str | None, setting("--nats-user", "JM_NATS_USER", "User name.", metavar="NAME")] = None
+    nats_password: Annotated[str | None, secret("--nats-password", "JM_NATS_PASSWORD", "Its password.")] = field(
+        default=None, repr=False
+    )
+    nats_token: Annotated[
+        str | None, secret("--nats-token", "JM_NATS_TOKEN", "Token, instead of user and password.")
+    ] = field(default=None, repr=False)
+    nats_creds: Annotated[
+        str | None, setting("--nats-creds", "JM_NATS_CREDS", "File with JWT and seed.", metavar="FILE")
+    ] = None
+    nats_nkey: Annotated[
+        str | None, setting("--nats-nkey", "JM_NATS_NKEY", "File with an NKEY seed.", metavar="FILE")
+    ] = None
+    nats_tls_ca: Annotated[
+        str | None,
+        setting("--nats-tls-ca", "JM_NATS_TLS_CA", "CA certificates (PEM) to trust; makes TLS a must.", metavar="FILE"),
+    ] = None
+    nats_tls_cert: Annotated[
+        str | None, setting("--nats-tls-cert", "JM_NATS_TLS_CERT", "Our certificate (PEM).", metavar="FILE")
+    ] = None
+    nats_tls_key: Annotated[
+        str | None, setting("--nats-tls-key", "JM_NATS_TLS_KEY", "Its private key (PEM).", metavar="FILE")
+    ] = None
+    nats_tls_hostname: Annotated[
+        str | None,
+        setting(
+            "--nats-tls-hostname",
+            "JM_NATS_TLS_HOSTNAME",
+            "Name in the server's certificate, if not the host's.",
+            metavar="NAME",
+        ),
+    ] = None
+    nats_tls_first: Annotated[
+        bool, setting("--nats-tls-first", "JM_NATS_TLS_FIRST", "For servers with handshake_first.")
+    ] = False
+    nats_connect_timeout: Annotated[
+        float,
+        setting("--nats-connect-timeout", "JM_NATS_CONNECT_TIMEOUT_S", "For the first connection.", metavar="SECONDS"),
+    ] = 5.0
+
+    def __post_init__(self) -> None:
+        learn(self.nats_password, self.nats_token)
+        learn_url(self.nats_url)
+
+    @property
+    def local(self) -> local_env.LocalEnv | None:
+        """What ``jm up`` wrote in this folder, if nothing else says where NATS is.
+
+        Credentials given without a server are not sent to one that a file in the current folder names.
+        """
+        named = (self.nats_url, self.nats_user, self.nats_password, self.nats_token, self.nats_creds, self.nats_nkey)
+        return None if any(named) else local_env.find()
+
+    def nats_config(self, local: local_env.LocalEnv | None, **tuning: Any) -> "NatsConfig":
+        """Args: local: what stands in for a server that is not given."""
+        from jm_nats.config import NatsConfig, parse_servers  # noqa: PLC0415
+
+        if local is not None:
+            local_env.mention(local)
+        return NatsConfig(
+            servers=parse_servers(self.nats_url or (local.nats_url if local else DEFAULT_NATS_URL)),
+            user=self.nats_user,
+            password=self.nats_password,
+            token=self.nats_token,
+            creds_file=self.nats_creds,
+            nkey_seed_file=self.nats_nkey,
+            tls_ca_file=self.nats_tls_ca,
+            tls_cert_file=self.nats_tls_cert,
+            tls_key_file=self.nats_tls_key,
+            tls_hostname=self.nats_tls_hostname,
+            tls_handshake_first=self.nats_tls_first,
+            connect_timeout_s=self.nats_connect_timeout,
+            **tuning,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NatsTuning:
+    """For connections that are to stay."""
+
+    TITLE: ClassVar[str] = "NATS upkeep"
+
+    nats_reconnect_wait_max: Annotated[
+        float,
+        setting(
+            "--nats-reconnect-wait-max",
+            "JM_NATS_RECONNECT_WAIT_MAX_S",
+            "Between two attempts, at the most.",
+            metavar="SECONDS",
+        ),
+    ] = 8.0
+    nats_ping_interval: Annotated[
+        int,
+        setting(
+            "--nats-ping-interval",
+            "JM_NATS_PING_INTERVAL_S",
+            "A server silent for three of them is given up.",
+            metavar="SECONDS",
+        ),
+    ] = 10
+    nats_pending_bytes_max: Annotated[
+        int,
+        setting(
+            "--nats-pending-bytes-max",
+            "JM_NATS_PENDING_BYTES_MAX",
+            "What may wait in memory for the socket.",
+            metavar="BYTES",
+        ),
+    ] = 64 * 1024 * 1024
+
+    def fields(self) -> dict[str, Any]:
+        return {
+            "reconnect_wait_max_s": self.nats_reconnect_wait_max,
+            "ping_interval_s": self.nats_ping_interval,
+            "pending_bytes_max": self.nats_pending_bytes_max,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions:
+    """Which cluster."""
+
+    TITLE: ClassVar[str] = "Cluster"
+
+    cluster: Annotated[
+        str | None,
+        setting(
+            "--cluster",
+            "JM_CLUSTER",
+            'Name of the cluster, as in JobMaster("name").',
+            show_default=DEFAULT_CLUSTER,
+            metavar="NAME",
+        ),
+    ] = None
+
+    def name(self, local: local_env.LocalEnv | None) -> str:
+        return self.cluster or (local.cluster if local else None) or DEFAULT_CLUSTER
+
+
+@dataclass(frozen=True, kw_only=True)
+class PostgresOptions:
+    """Where the master's database is."""
+
+    TITLE: ClassVar[str] = "Postgres"
+
+    dsn: Annotated[
+        str | None,
+        setting(
+            "--dsn",
+            "JM_POSTGRES_DSN",
+            f"postgresql://user:password@host:5432/database, with ?sslmode=verify-full for TLS. {_BETTER_BY_VARIABLE}",
+            show_default=False,
+            metavar="DSN",
+        ),
+    ] = field(default=None, repr=False)
+    schema: Annotated[
+        str,
+        setting(
+            "--schema",
+            "JM_POSTGRES_SCHEMA",
+            "Schema of the tables; one per cluster in a shared database.",
+            metavar="NAME",
+        ),
+    ] = DEFAULT_SCHEMA
+
+    def __post_init__(self) -> None:
+        learn_url(self.dsn)
+
+    def required_dsn(self, local: local_env.LocalEnv | None) -> str:
+        """The DSN, or that of the cluster that ``jm up`` keeps here.
+
+        Raises:
+            UsageError: there is neither.
+        """
+        if self.dsn:
+            return self.dsn
+        if local is None:
+            raise UsageError("no Postgres is given; set JM_POSTGRES_DSN (or --dsn), or start 'jm up' in this folder")
+        local_env.mention(local)
+        return local.postgres_dsn
+
+
+@dataclass(frozen=True, kw_only=True)
+class PostgresTuning:
+    """How the master's database is used."""
+
+    TITLE: ClassVar[str] = "Postgres upkeep"
+
+    postgres_connections: Annotated[
+        int,
+        setting(
+            "--postgres-connections",
+            "JM_POSTGRES_CONNECTIONS",
+            "Connections of this process, at the most.",
+            metavar="N",
+        ),
+    ] = 5
+    postgres_bouncer: Annotated[
+        bool,
+        setting("--postgres-bouncer", "JM_POSTGRES_BOUNCER", "Set behind a bouncer in transaction mode."),
+    ] = False
+    postgres_connect_timeout: Annotated[
+        float,
+        setting(
+            "--postgres-connect-timeout", "JM_POSTGRES_CONNECT_TIMEOUT_S", "For one connection.", metavar="SECONDS"
+        ),
+    ] = 10.0
+    postgres_command_timeout: Annotated[
+        float,
+        setting(
+            "--postgres-command-timeout",
+            "JM_POSTGRES_COMMAND_TIMEOUT_S",
+            "Until a silent connection counts as dead.",
+            metavar="SECONDS",
+        ),
+    ] = 30.0
+
+    def fields(self) -> dict[str, Any]:
+        return {
+            "connections_max": self.postgres_connections,
+            "bouncer": self.postgres_bouncer,
+            "connect_timeout_s": self.postgres_connect_timeout,
+            "command_timeout_s": self.postgres_command_timeout,
+        }
+
+
+def local_pair(nats: NatsOptions, postgres: PostgresOptions) -> local_env.LocalEnv | None:
+    """What ``jm up`` keeps here, for commands that need both servers: both are its own, or both are given."""
+    return nats.local if postgres.dsn is None else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogOptions:
+    """What is logged, and how."""
+
+    TITLE: ClassVar[str] = "Logging"
+
+    log_level: Annotated[
+        LogLevel,
+        setting(
+            "--log-level", "JM_LOG_LEVEL", "The least that is logged, on stderr.", metavar="debug|info|warning|error"
+        ),
+    ] = LogLevel.INFO
+    log_format: Annotated[
+        LogFormat,
+        setting("--log-format", "JM_LOG_FORMAT", "For people, or one JSON object per line.", metavar="console|json"),
+    ] = LogFormat.CONSOLE
+
+    def start(self) -> None:
+        from jm_cli.logs import start_logging  # noqa: PLC0415
+
+        start_logging(self.log_level.value, json_lines=self.log_format is LogFormat.JSON)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """One worker; the fields of ``jm_nats.worker.config.WorkerConfig``."""
+
+    TITLE: ClassVar[str] = "Worker"
+
+    lanes: Annotated[
+        list[str] | None,
+        setting(
+            "--lane",
+            "JM_WORKER_LANES",
+            "Lane to serve; repeat it, or separate several by commas.",
+            show_default="those of the app's handlers, and 'default'",
+            metavar="LANE",
+        ),
+    ] = None
+    slots: Annotated[int, setting("--slots", "JM_WORKER_SLOTS", "Handlers that run at the same time.", metavar="N")] = (
+        limits.SLOTS
+    )
+    process_slots: Annotated[
+        int | None,
+        setting(
+            "--process-slots",
+            "JM_WORKER_PROCESS_SLOTS",
+            "Of these, how many may be processes.",
+            show_default="number of CPUs",
+            metavar="N",
+        ),
+    ] = None
+    priorities: Annotated[
+        list[str] | None,
+        setting(
+            "--priority",
+            "JM_WORKER_PRIORITIES",
+            "Priority to serve; repeat it, or separate several by commas.",
+            show_default="all",
+            metavar=PRIORITY_NAMES,
+        ),
+    ] = None
+    worker_id: Annotated[
+        str | None,
+        setting(
+            "--name", "JM_WORKER_ID", "Worker id, unique in the cluster.", show_default="host-pid-random", metavar="ID"
+        ),
+    ] = None
+    drain_timeout: Annotated[
+        float,
+        setting(
+            "--drain-timeout", "JM_WORKER_DRAIN_TIMEOUT_S", "What running handlers get at a stop.", metavar="SECONDS"
+        ),
+    ] = limits.DRAIN_TIMEOUT_S
+    cancel_grace: Annotated[
+        float,
+        setting(
+            "--cancel-grace", "JM_WORKER_CANCEL_GRACE_S", "What a cancelled handler may take to end.", metavar="SECONDS"
+        ),
+    ] = 5.0
+    lease: Annotated[
+        float,
+        setting(
+            "--lease",
+            "JM_LEASE_S",
+            "Without a heartbeat for so long, a worker counts as lost; the same in all of a cluster.",
+            metavar="SECONDS",
+        ),
+    ] = limits.LEASE_S
+    heartbeat: Annotated[
+        float, setting("--heartbeat", "JM_HEARTBEAT_S", "Between two heartbeats.", metavar="SECONDS")
+    ] = limits.HEARTBEAT_S
+    replicas: Annotated[
+        int, setting("--replicas", "JM_NATS_REPLICAS", "Replicas of its streams in a NATS cluster.", metavar="N")
+    ] = 1
+
+    def fields(self) -> dict[str, Any]:
+        """For ``WorkerConfig``; what was left out keeps that class's own default."""
+        given = {
+            "worker_id": self.worker_id,
+            "process_slots": self.process_slots,
+            "priorities": tuple(parse_priority(word) for word in words(self.priorities)) or None,
+        }
+        return {
+            "lanes": words(self.lanes),
+            "slots": self.slots,
+            "drain_timeout_s": self.drain_timeout,
+            "cancel_grace_s": self.cancel_grace,
+            "lease_s": self.lease,
+            "heartbeat_s": self.heartbeat,
+            "replicas": self.replicas,
+        } | {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoordinatorOptions:
+    """One coordinator; the fields of ``jm_master.config.CoordinatorConfig``."""
+
+    TITLE: ClassVar[str] = "Coordinator"
+
+    coordinator_id: Annotated[
+        str,
+        setting("--name", "JM_COORDINATOR_ID", "Shown in logs.", show_default="host-pid-random", metavar="ID"),
+    ] = ""
+    lease: Annotated[
+        float,
+        setting(
+            "--lease",
+            "JM_LEASE_S",
+            "Of the leadership, and of the workers' heartbeats; the same in all of a cluster.",
+            metavar="SECONDS",
+        ),
+    ] = limits.LEASE_S
+    transient_threshold: Annotated[
+        float,
+        setting(
+            "--transient-threshold",
+            "JM_TRANSIENT_THRESHOLD_S",
+            "How early before its due time a job may be handed to a worker.",
+            metavar="SECONDS",
+        ),
+    ] = limits.TRANSIENT_THRESHOLD_S
+    save_workers: Annotated[
+        int, setting("--save-workers", "JM_SAVE_WORKERS", "Batches that are saved at once.", metavar="N")
+    ] = 2
+    save_batch_jobs: Annotated[
+        int, setting("--save-batch-jobs", "JM_SAVE_BATCH_JOBS", "Jobs saved by one transaction.", metavar="N")
+    ] = limits.SAVE_BATCH_JOBS
+    record_batch_events: Annotated[
+        int,
+        setting(
+            "--record-batch-events", "JM_RECORD_BATCH_EVENTS", "Outcomes recorded by one transaction.", metavar="N"
+        ),
+    ] = 4_000
+    poll: Annotated[
+        float,
+        setting("--poll", "JM_POLL_S", "How often due jobs are looked for when nothing wakes it.", metavar="SECONDS"),
+    ] = 1.0
+    outbox_age: Annotated[
+        float,
+        setting("--outbox-age", "JM_OUTBOX_AGE_S", "Messages unsent for so long are sent again.", metavar="SECONDS"),
+    ] = 15.0
+    credit_wait: Annotated[
+        float,
+        setting(
+            "--credit-wait",
+            "JM_CREDIT_WAIT_S",
+            "How long new jobs wait for a worker's slots before they are left to Postgres.",
+            metavar="SECONDS",
+        ),
+    ] = limits.CREDIT_WAIT_S
+    auto_migrate: Annotated[
+        bool, setting("--migrate/--no-migrate", "JM_AUTO_MIGRATE", "Bring the schema up to date at start.")
+    ] = True
+
+    def fields(self) -> dict[str, Any]:
+        """For ``CoordinatorConfig``."""
+        return {
+            "coordinator_id": self.coordinator_id,
+            "lease_s": self.lease,
+            "transient_threshold_s": self.transient_threshold,
+            "save_workers": self.save_workers,
+            "save_batch_jobs": self.save_batch_jobs,
+            "record_batch_events": self.record_batch_events,
+            "poll_s": self.poll,
+            "outbox_age_s": self.outbox_age,
+            "credit_wait_s": self.credit_wait,
+            "auto_migrate": self.auto_migrate,
+        }
+
+
+DataFolder = Annotated[
+    Path, setting("--data", "JM_DATA", "Folder of the embedded servers, kept between runs.", metavar="DIR")
+]
+
+
+def on_command_line(context: typer.Context, prefix: str) -> bool:
+    """Whether any option whose name starts so was typed, and not only set by a variable."""
+    sources = (context.get_parameter_source(name) for name in context.params if name.startswith(prefix))
+    return any(source is not None and source.name == "COMMANDLINE" for source in sources)

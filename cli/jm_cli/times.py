@@ -1,0 +1,47 @@
+"""Times as people type them. One rule everywhere: an instant has an offset, or it is refused (BR-070)."""
+
+import re
+from datetime import datetime
+from typing import Final
+
+from jm_core.errors import InvalidJobError
+
+_UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_delay = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)", re.ASCII)
+
+
+def parse_delay(text: str) -> float:
+    """Seconds of ``90``, ``90s``, ``10m``, ``2h`` or ``1d``.
+
+    Raises:
+        InvalidJobError.
+    """
+    found = _delay.fullmatch(text.strip().lower())
+    if found is None:
+        raise InvalidJobError("--in", f"{text[:40]!r} is no delay", remedy="write 90, 90s, 10m, 2h or 1d")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def parse_instant(text: str) -> datetime:
+    """An RFC 3339 time with an offset.
+
+    Raises:
+        InvalidJobError: unreadable, or without an offset; then with what it would be in local time.
+    """
+    try:
+        at = datetime.fromisoformat(text.strip().upper())
+    except ValueError:
+        remedy = "write it like 2030-01-01T09:00:00+01:00, or with Z for UTC"
+        raise InvalidJobError("--at", f"{text[:40]!r} is no time", remedy=remedy) from None
+    if at.tzinfo is None:
+        raise InvalidJobError("--at", f"{text!r} has no UTC offset", remedy=f"write {_with_offset(at)}")
+    return at
+
+
+def _with_offset(at: datetime) -> str:
+    utc = f"{at.isoformat()}Z for UTC"
+    try:
+        local = at.astimezone().isoformat()
+    except (OverflowError, ValueError, OSError):  # the years 1 and 9999
+        return utc
+    return f"{local} if you mean this machine's time, or {utc}"

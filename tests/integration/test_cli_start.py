@@ -1,0 +1,171 @@
+"""What every command shares: help, exit codes, one line on stderr, a quick start."""
+
+import resource
+import subprocess
+import sys
+import time
+
+import pytest
+
+from jm_cli.exits import MEANING, ExitCode
+from tests.support.cli import commands, environment, jm
+
+HELP_LIMIT_S = 0.4
+TRIES = 8
+HEAVY = ("nats", "asyncpg", "opentelemetry", "rich", "asyncio", "msgspec", "uvloop")
+
+
+COMMANDS = commands()
+
+
+def test_help_starts_in_under_four_tenths_of_a_second():
+    """The best of several: other work on the machine may only make it slower."""
+    best_s = best_cpu_s = 10.0
+    for _ in range(TRIES):
+        before, cpu_before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert jm("--help").returncode == 0
+        cpu_after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        best_s = min(best_s, time.monotonic() - before)
+        best_cpu_s = min(
+            best_cpu_s, cpu_after.ru_utime + cpu_after.ru_stime - cpu_before.ru_utime - cpu_before.ru_stime
+        )
+        if best_s < HELP_LIMIT_S:
+            return
+    assert best_cpu_s < HELP_LIMIT_S, f"{best_s:.2f} s, of it {best_cpu_s:.2f} s at work"
+
+
+def test_help_imports_nothing_heavy():
+    code = "import sys, jm_cli.app\nprint(*[name for name in sys.argv[1:] if name in sys.modules])"
+    command = [sys.executable, "-c", code, *HEAVY]
+    assert subprocess.check_output(command, env=environment(), text=True).split() == []
+
+
+@pytest.mark.parametrize(("path", "command"), COMMANDS, ids=[" ".join(path) for path, _ in COMMANDS])
+def test_every_command_has_help_with_an_example(path, command):
+    assert f"jm {path[0]}" in command.help.partition("Example")[2], "no example"
+    assert all(param.help for param in command.params if param.param_type_name == "option")
+
+
+def test_every_command_prints_its_help():
+    for path, _ in COMMANDS:
+        done = jm(*path, "--help")
+        assert (done.returncode, done.stderr) == (0, ""), path
+        assert "\b" not in done.stdout
+
+
+def test_jm_alone_shows_its_help():
+    done = jm()
+    assert done.returncode == 0
+    assert "Usage: jm" in done.stdout
+
+
+def test_every_exit_code_has_its_meaning():
+    assert set(MEANING) == set(ExitCode)
+    help_text = " ".join(jm("--help").stdout.split())
+    assert all(f" {code.value} " in help_text for code in ExitCode)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["jobb"], "Did you mean 'job'"),
+        (["job"], "jm job --help"),
+        (["job", "list", "--limt", "3"], "--limt"),
+        (["job", "list", "--limit", "0"], "--limit"),
+        (["job", "list", "--limit", "x"], "--limit"),
+        (["job", "list", "--status", "done"], "'done'"),
+        (["job", "list", "--priority", "urgent"], "'urgent'"),
+        (["job", "list", "--lane", "a.b"], "lane"),
+        (["job", "list", "--before", "7"], "'7'"),
+        (["job", "show", "7"], "'7'"),
+        (["job", "attempts", "a\x1b[31mb"], "UUID"),
+        (["rejected", "show", "x"], "NUMBER"),
+        (["rejected", "list", "--limit", "9999999"], "--limit"),
+        (["submit"], "HANDLER"),
+        (["submit", "a b"], "handler"),
+        (["submit", "h", "{"], "args"),
+        (["submit", "h", "[1]"], "args"),
+        (["submit", "h", '{"n": NaN}'], "args"),
+        (["submit", "h", '{"n": 1e400}'], "args"),
+        (["submit", "h", '{"n": "\\u0000"}'], "args.n"),
+        (["submit", "h", "[" * 100_000], "args"),
+        (["submit", "h", '{"a":' * 500 + "1" + "}" * 500], "args"),
+        (["submit", "h", '{}, "priority": "high"'], "args"),
+        (["submit", "h", '{"text": "' + "x" * 131_000 + '"}', "--meta", "a=" + "x" * 9000], "metadata"),
+        (["submit", "h", "--at", "2030-01-01T09:00:00"], "2030-01-01T09:00:00Z"),
+        (["submit", "h", "--at", "2024-02-30T00:00:00Z"], "--at"),
+        (["submit", "h", "--at", "0001-01-01T00:00:00Z"], "run_at"),
+        (["submit", "h", "--at", "9999-01-01T00:00:00Z"], "run_at"),
+        (["submit", "h", "--in", "-5"], "--in"),
+        (["submit", "h", "--in", "soon"], "10m"),
+        (["submit", "h", "--in", "999999d"], "delay_s"),
+        (["submit", "h", "--in", "5", "--at", "2030-01-01T09:00:00Z"], "run_at"),
+        (["submit", "h", "--lane", "a.b"], "lane"),
+        (["submit", "h", "--lane", "$JS.API"], "lane"),
+        (["submit", "h", "--priority", "urgent"], "priority"),
+        (["submit", "h", "--max-attempts", "0"], "max_attempts"),
+        (["submit", "h", "--timeout", "0"], "timeout_s"),
+        (["submit", "h", "--unique-key", " "], "unique_key"),
+        (["submit", "h", "--id", "00123"], "'00123'"),
+        (["submit", "h", "--meta", "novalue"], "--meta"),
+        (["submit", "h", "--meta", "a=1", "--meta", "a=2"], "--meta"),
+        (["submit", "h", "--wait", "never"], "--wait"),
+        (["submit", "h", "--file", "x"], "--file"),
+        (["submit", "--file", "x", "--lane", "mail"], "lane"),
+        (["submit", "--file", "x", "--wait", "result"], "--wait result"),
+        (["submit", "--file", "no/such/file"], "no/such/file"),
+        (["submit", "h", "--cluster", "a.b"], "cluster"),
+        (["submit", "h", "--nats-url", "http://x"], "scheme"),
+        (["submit", "h", "--nats-user", "u"], "JM_NATS_PASSWORD"),
+        (["submit", "h", "--nats-creds", "/no/such"], "JM_NATS_CREDS"),
+        (["migrate"], "JM_POSTGRES_DSN"),
+        (["migrate", "--dsn", "mysql://x"], "postgresql://"),
+        (["migrate", "--dsn", "postgresql://x/y", "--schema", 'a"b'], "schema"),
+        (["worker"], "MODULE:APP"),
+        (["worker", "no_such_module"], "no_such_module"),
+        (["worker", "os:path"], "JobMaster"),
+        (["worker", "jm_cli.example:jm", "--slots", "0"], "slots"),
+        (["worker", "jm_cli.example:jm", "--lease", "3"], "lease"),
+        (["worker", "jm_cli.example:jm", "--lane", "a.b"], "lane"),
+        (["worker", "jm_cli.example:jm", "--priority", "urgent"], "'urgent'"),
+        (["worker", "jm_cli.example:jm", "--name", "web:1"], "worker"),
+        (["up", "--app", "no_such_module"], "no_such_module"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else " ".join(value)[:60],
+)
+def test_bad_input_ends_with_code_2_and_one_line_that_names_it(arguments, part, tmp_path):
+    """No server is needed to find out; nothing was sent anywhere (BR-104, BR-105, BR-108, BR-109, BR-115, BR-224)."""
+    done = jm(*arguments, cwd=tmp_path)
+    assert done.returncode == ExitCode.USAGE, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert len(done.stderr) < 1000
+    assert part in done.stderr
+    assert "\x1b" not in done.stderr
+
+
+def test_json_leaves_stdout_empty_when_it_fails(tmp_path):
+    done = jm("job", "list", "--status", "done", "--json", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (ExitCode.USAGE, "")
+
+
+def test_a_traceback_is_shown_only_to_those_who_debug(tmp_path):
+    (tmp_path / "broken.py").write_text("import nothing_like_this\n")
+    quiet = jm("worker", "broken", cwd=tmp_path)
+    assert quiet.stderr.count("\n") == 1
+    assert "nothing_like_this" in quiet.stderr
+    assert "broken.py, line 1" in quiet.stderr
+    loud = jm("worker", "broken", cwd=tmp_path, JM_DEBUG="1")
+    assert "Traceback" in loud.stderr
+    assert quiet.returncode == loud.returncode == ExitCode.USAGE
+
+
+def test_a_closed_pipe_is_no_error(tmp_path):
+    """As in ``jm --help | head -1``."""
+    command = f"'{sys.executable}' -P -m jm_cli worker --help | head -n 1"
+    done = subprocess.run(
+        ["/bin/bash", "-c", command], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+    )
+    assert "Usage: jm worker" in done.stdout
+    assert done.stderr == ""
