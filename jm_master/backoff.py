@@ -16,5 +16,10 @@ class Backoff:
         self._next_s = min(self.cap_s, wait_s * 2)
         return random.uniform(wait_s / 2, wait_s)
 
+    @property
+    def is_fresh(self) -> bool:
+        """Nothing has been waited for since the start or the last ``reset``."""
+        return self._next_s == self.first_s
+
     def reset(self) -> None:
         self._next_s = self.first_s

@@ -10,6 +10,7 @@ from jm_core.errors import JmError
 from jm_master.config import PostgresConfig
 from jm_master.database import Database
 from jm_master.migrate import check_server_version, current_version, latest_version
+from jm_master.pg_errors import StoreMisconfiguredError
 from jm_master.queries import DEFAULT_SCHEMA
 
 if TYPE_CHECKING:
@@ -52,3 +53,14 @@ async def _look(connection: Connection, config: PostgresConfig) -> PostgresCheck
     elif await connection.fetchval("SHOW transaction_read_only") == "on":
         problem, remedy = "the server is read-only", "connect to the primary"
     return PostgresCheck(config.redacted, server, found, wanted, problem, remedy)
+
+
+async def require_schema(database: Database) -> None:
+    """Raises:
+    StoreMisconfiguredError: too old a server or schema.
+    StoreUnavailableError: Postgres is away, or read-only for now.
+    """
+    async with database.connection() as connection:
+        found = await _look(connection, database.config)
+    if found.problem:
+        raise StoreMisconfiguredError(f"Postgres at {found.where}: {found.problem}; {found.remedy}")

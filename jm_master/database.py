@@ -16,8 +16,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 if TYPE_CHECKING:
-    from jm_master.config import PostgresConfig
     from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from jm_master.config import PostgresConfig
 
     Connection = asyncpg.Connection[asyncpg.Record]  # generic in the stubs only
 

@@ -25,6 +25,7 @@ from jm_master.queries import DEFAULT_SCHEMA, in_schema
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
     from jm_master.database import Connection
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,138 @@
+"""Due jobs on their way from the master into buckets, as many as the workers' credit allows. DESIGN 6.5."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from jm_core import limits
+from jm_core.model import Priority
+from jm_master.dispatch_store import DUE, Window
+from jm_master.save_store import TermLost
+from jm_master.terms import LostTermError
+from jm_nats.crashpoints import reach
+
+if TYPE_CHECKING:
+    from jm_core.ids import Term
+    from jm_master.database import Database
+    from jm_master.dispatch_store import DispatchStore, Waiting
+    from jm_master.ledger import Ledger
+    from jm_master.registry_view import RegistryView
+    from jm_master.runs import RunSender
+    from jm_master.wake import Wake
+
+PASS_GAP_S: Final = 0.02  # between passes under load: credit that trickles in is worth collecting
+
+
+class Assigner:
+    def __init__(
+        self,
+        database: Database,
+        store: DispatchStore,
+        sender: RunSender,
+        ledger: Ledger,
+        view: RegistryView,
+        *,
+        wake: Wake,
+        term: Term,
+        threshold_s: float,
+        poll_s: float,
+    ) -> None:
+        self._database = database
+        self._store = store
+        self._sender = sender
+        self._ledger = ledger
+        self._view = view
+        self._wake = wake
+        self._term = term
+        self._later = Window(limits.SCHEDULE_LEAD_S, threshold_s)
+        self._poll_s = poll_s
+
+    async def run(self) -> None:
+        """Assign until cancelled: at once when woken, every ``poll_s`` otherwise.
+
+        Raises:
+            LostTermError: somebody else leads.
+        """
+        while True:
+            left_over = await self.assign_once()
+            if left_over:
+                await self._ledger.freed.wait(self._poll_s)
+                await anyio.sleep(PASS_GAP_S)
+            else:
+                await self._wake.wait(self._poll_s)
+
+    async def assign_once(self) -> bool:
+        """One pass over everything that waits; True when due jobs are left because credit is short."""
+        self._ledger.mature(wall_s=time.time())
+        if not self._view.routes():
+            return False  # nobody to give it to: not even a query
+        waiting = await self._database.ride_out(self._store.waiting)
+        routes: dict[tuple[str, int], list[Waiting]] = defaultdict(list)
+        for kind in waiting:
+            if kind.due_in_s <= self._later.until_s and self._view.route(kind.lane, kind.priority):
+                routes[kind.lane, kind.priority].append(kind)
+        left_over = False
+        # Higher priorities first; of one priority, the lane whose first job has waited longest.
+        for (lane, priority), kinds in sorted(routes.items(), key=lambda item: (-item[0][1], _first(item[1]))):
+            left_over |= await self._assign_route(lane, Priority(priority), kinds)
+        return left_over
+
+    async def _assign_route(self, lane: str, priority: Priority, kinds: list[Waiting]) -> bool:
+        kinds = sorted(kinds, key=lambda kind: kind.due_in_s)
+        due = [kind.handler for kind in kinds if kind.due_in_s <= DUE.until_s]
+        left_over = bool(due) and await self._assign_window(lane, priority, due, DUE)
+        await self._assign_window(lane, priority, [kind.handler for kind in kinds], self._later)
+        return left_over
+
+    async def _assign_window(self, lane: str, priority: Priority, handlers: list[str], window: Window) -> bool:
+        """Handlers that the same buckets can run share those buckets' credit; True when it did not suffice."""
+        by_buckets: dict[frozenset[str], list[str]] = defaultdict(list)
+        for handler in handlers:
+            by_buckets[self._ledger.buckets_for(lane, priority, handler)].append(handler)
+        short = False
+        for alike in by_buckets.values():
+            short |= await self._assign_alike(lane, priority, alike, window)
+        return short
+
+    async def _assign_alike(self, lane: str, priority: Priority, handlers: list[str], window: Window) -> bool:
+        later, now_s = window is not DUE, time.monotonic()
+        offer = partial(self._ledger.offer, lane, priority, handlers[0], later=later, now_s=now_s)
+        credit = sum(share.count for share in offer(limits.ASSIGN_BATCH_MAX))
+        if not credit:
+            return True
+        count = await self._database.ride_out(
+            lambda: self._store.count_due(lane, priority, handlers, window, credit + 1)
+        )
+        for share in offer(min(count, credit)):
+            await self._fill(lane, priority, handlers, window, bucket=share.bucket, count=share.count)
+        return count > credit
+
+    async def _fill(
+        self, lane: str, priority: Priority, handlers: list[str], window: Window, *, bucket: str, count: int
+    ) -> None:
+        self._ledger.give(bucket, count, now_s=time.monotonic())
+        given = 0
+        try:
+            answer = await self._database.ride_out(
+                lambda: self._store.assign(lane, priority, handlers, window, bucket=bucket, count_max=count)
+            )
+            if isinstance(answer, TermLost):
+                raise LostTermError(self._term)
+            reach("assign.after_commit")
+            for second, jobs in answer.counts:
+                self._ledger.give(bucket, jobs, second=second, now_s=time.monotonic())
+            given = answer.jobs
+        finally:
+            self._ledger.take_back(bucket, count)
+        if given:
+            sent = await self._sender.send_all(answer.messages, now_s=time.time())
+            await self._database.ride_out(lambda: self._store.delete_outbox(sent))
+
+
+def _first(kinds: list[Waiting]) -> float:
+    return min(kind.due_in_s for kind in kinds)

@@ -1,0 +1,179 @@
+"""One term of leadership: makes the duties and wires them to each other."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from jm_master.assign import Assigner
+from jm_master.dispatch_store import DispatchStore
+from jm_master.job_store import JobStore
+from jm_master.leadership import take_term
+from jm_master.ledger import LATER_HORIZON_S, Ledger
+from jm_master.lost import Undertaker
+from jm_master.outbox import Outbox
+from jm_master.placer import Placer
+from jm_master.record_store import RecordStore
+from jm_master.recorder import Recorder
+from jm_master.runs import RunSender
+from jm_master.save_store import SaveStore
+from jm_master.saver import Saver
+from jm_master.service import Service
+from jm_master.waiters import ResultWaiters
+from jm_master.wake import Wake
+from jm_master.writer import Writer, WriterConfig
+from jm_nats.provision import delete_consumer, ensure_cluster
+from jm_nats.publisher import JetPublisher
+from jm_nats.pull import PullReader
+from jm_nats.subjects import PENDING_CONSUMER, RECORDER_CONSUMER
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from jm_core.ids import Term
+    from jm_master.config import CoordinatorConfig
+    from jm_master.database import Database
+    from jm_master.lost import Watch
+    from jm_master.registry import Registry
+    from jm_nats.connection import NatsLink
+    from jm_nats.subjects import Names
+
+log = logging.getLogger(__name__)
+
+READ_BYTES_MAX: Final = 8 * 1024 * 1024  # of one stream, here or on the way here
+EVENT_MESSAGES_MAX: Final = 256
+
+
+class Leader:
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        names: Names,
+        link: NatsLink,
+        database: Database,
+        registry: Registry,
+        *,
+        watch: Watch,
+    ) -> None:
+        self._config = config
+        self._names = names
+        self._link = link
+        self._database = database
+        self._registry = registry
+        self._watch = watch
+        self._waiters = ResultWaiters()
+        self._assign = Wake()
+        self._ledger = Ledger(registry.view)
+
+    async def run(self, holder: str, leading: asyncio.Event) -> None:
+        """Lead until cancelled. ``leading`` is set when every duty runs.
+
+        Raises:
+            LostTermError, AgentError, StoreUnavailableError: a duty could not go on.
+        """
+        term = await take_term(self._database, holder)
+        dispatch = DispatchStore(self._database, term)
+        counts = await self._database.ride_out(lambda: dispatch.count_in_buckets(later_s=LATER_HORIZON_S))
+        self._ledger.seed(counts)
+        async with AsyncExitStack() as stack:
+            publisher = await stack.enter_async_context(JetPublisher(self._link))
+            sender = RunSender(publisher, self._names)
+            outbox = Outbox(self._database, dispatch, sender, age_s=self._config.outbox_age_s)
+            await self._take_consumers()
+            pending = await stack.enter_async_context(self._pending())
+            events = await stack.enter_async_context(self._events())
+            recorder = self._recorder(events, term)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(outbox.run)
+                tasks.start_soon(recorder.run)
+                tasks.start_soon(self._writer(pending, sender, outbox, term).run)
+                tasks.start_soon(self._assigner(dispatch, sender, term).run)
+                tasks.start_soon(self._undertaker(recorder, term).run)
+                tasks.start_soon(Service(self._link, self._names, JobStore(self._database), self._waiters).run)
+                log.info("leading", extra={"holder": holder, "term": term})
+                leading.set()
+
+    async def _take_consumers(self) -> None:
+        """Make the two consumers anew.
+
+        What the leader before us had read and not acked comes to us at once instead of after the ack wait, and its
+        readers, should it still be there, find out that they are over.
+        """
+        for stream, consumer in (
+            (self._names.pending_stream, PENDING_CONSUMER),
+            (self._names.events_stream, RECORDER_CONSUMER),
+        ):
+            await delete_consumer(self._link, stream, consumer)
+        await ensure_cluster(self._link, self._names, lease_s=self._config.lease_s)
+
+    def _pending(self) -> PullReader:
+        # Twice what the workers hold: the next batches lie here when they come back for them.
+        batch = 2 * self._config.save_workers * self._config.save_batch_jobs
+        stream = self._names.pending_stream
+        return PullReader(self._link, stream, PENDING_CONSUMER, batch=batch, max_bytes=READ_BYTES_MAX)
+
+    def _events(self) -> PullReader:
+        stream = self._names.events_stream
+        return PullReader(self._link, stream, RECORDER_CONSUMER, batch=EVENT_MESSAGES_MAX, max_bytes=READ_BYTES_MAX)
+
+    def _writer(self, reader: PullReader, sender: RunSender, outbox: Outbox, term: Term) -> Writer:
+        config = self._config
+        placer = Placer(self._ledger, credit_wait_s=config.credit_wait_s)
+        saver = Saver(
+            self._database,
+            SaveStore(self._database, term),
+            placer,
+            term=term,
+            threshold_s=config.transient_threshold_s,
+        )
+        return Writer(
+            self._link,
+            reader,
+            saver,
+            sender,
+            outbox=outbox,
+            view=self._registry.view,
+            config=WriterConfig(config.save_workers, config.save_batch_jobs),
+            assign=self._assign,
+        )
+
+    def _recorder(self, reader: PullReader, term: Term) -> Recorder:
+        return Recorder(
+            reader,
+            self._database,
+            RecordStore(self._database, term),
+            self._ledger,
+            self._registry.view,
+            waiters=self._waiters,
+            assign=self._assign,
+            term=term,
+            batch_events=self._config.record_batch_events,
+        )
+
+    def _assigner(self, dispatch: DispatchStore, sender: RunSender, term: Term) -> Assigner:
+        return Assigner(
+            self._database,
+            dispatch,
+            sender,
+            self._ledger,
+            self._registry.view,
+            wake=self._assign,
+            term=term,
+            threshold_s=self._config.transient_threshold_s,
+            poll_s=self._config.poll_s,
+        )
+
+    def _undertaker(self, recorder: Recorder, term: Term) -> Undertaker:
+        return Undertaker(
+            self._link,
+            self._names,
+            registry=self._registry,
+            watch=self._watch,
+            database=self._database,
+            recorder=recorder,
+            ledger=self._ledger,
+            term=term,
+        )

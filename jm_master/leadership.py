@@ -1,0 +1,137 @@
+"""Who leads: a lease in the cluster KV, renewed by compare-and-set, and a term in Postgres that stops a stale leader.
+
+The lease decides who works; the term decides whose work counts. Without the second, a leader that was frozen for a
+minute could wake up in the middle of a statement and commit it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import msgspec
+
+from jm_core import wire
+from jm_core.ids import Term
+from jm_core.lease import LeaderRecord, Seen, may_take_over, observe, trusted_until_s
+from jm_master.queries import named
+from jm_nats.errors import AgentError, NoSuchStreamError
+from jm_nats.kv import Stale, Written
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jm_master.database import Database
+    from jm_nats.kv import CasKv
+
+log = logging.getLogger(__name__)
+
+KEY: Final = "leader"
+_decode = msgspec.json.Decoder(LeaderRecord).decode
+
+
+class Leadership:
+    """One coordinator's part in the election.
+
+    Args:
+        holder: unique to this process; a restarted one must not be taken for its predecessor.
+    """
+
+    def __init__(self, kv: CasKv, holder: str, *, lease_s: float, renew_s: float, margin_s: float) -> None:
+        self._kv = kv
+        self._holder = holder
+        self._lease_s = lease_s
+        self._renew_s = renew_s
+        self._margin_s = margin_s
+        self._revision = 0
+        self._renewed_s = 0.0
+        self._seen: Seen | None = None
+
+    async def win(self) -> None:
+        """Return when the key is ours. Survives NATS being away."""
+        while True:
+            try:
+                if await self._try_to_win():
+                    return
+            except NoSuchStreamError:
+                raise  # the store was lost: the streams have to be made anew
+            except AgentError as error:
+                self._seen = None  # blind time: silence during an outage says nothing about the leader
+                log.debug("election waits for NATS", extra={"problem": str(error)})
+            await anyio.sleep(self._renew_s / 2)
+
+    async def keep(self, on_lost: Callable[[], None]) -> None:
+        """Renew until the lease is lost. A leader distrusts itself before anyone else may take over."""
+        while True:
+            trusted_s = trusted_until_s(self._renewed_s, lease_s=self._lease_s, margin_s=self._margin_s)
+            wait_s = min(self._renew_s, max(0.0, trusted_s - time.monotonic()))
+            await anyio.sleep(wait_s)
+            left_s = trusted_s - time.monotonic()
+            if left_s <= 0 or not await self._renew(left_s):
+                log.warning("leadership lost", extra={"holder": self._holder})
+                on_lost()
+                return
+
+    async def resign(self) -> None:
+        """Delete the key if it is ours: the next one waits a full lease otherwise."""
+        try:
+            with anyio.move_on_after(self._renew_s, shield=True):
+                await self._kv.delete(KEY, revision=self._revision)
+        except AgentError as error:
+            log.info("could not resign", extra={"problem": str(error)})
+
+    async def _try_to_win(self) -> bool:
+        entry = await self._kv.get(KEY)
+        if entry is None:
+            self._seen = None
+            return await self._claim(None)
+        self._seen = observe(self._seen, entry.revision, now_s=time.monotonic())
+        if may_take_over(self._seen, now_s=time.monotonic(), lease_s=self._lease_s):
+            return await self._claim(entry.revision)
+        return False
+
+    async def _claim(self, revision: int | None) -> bool:
+        now_s = time.monotonic()
+        value = wire.encode(LeaderRecord(self._holder))
+        if revision is None:
+            answer = await self._kv.create(KEY, value)
+        else:
+            answer = await self._kv.update(KEY, value, revision=revision)
+        match answer:
+            case Written(revision=new):
+                self._revision, self._renewed_s, self._seen = new, now_s, None
+                return True
+            case Stale():
+                return False
+
+    async def _renew(self, left_s: float) -> bool:
+        """One renewal; False when the key is not ours any more, or time ran out."""
+        now_s = time.monotonic()
+        try:
+            with anyio.fail_after(left_s):
+                answer = await self._kv.update(KEY, wire.encode(LeaderRecord(self._holder)), revision=self._revision)
+                match answer:
+                    case Written(revision=new):
+                        self._revision, self._renewed_s = new, now_s
+                        return True
+                    case Stale():
+                        return await self._is_still_ours(now_s)
+        except (AgentError, TimeoutError) as error:
+            log.warning("leadership not renewed", extra={"problem": str(error)})
+        return True  # the next turn of `keep` looks at the time
+
+    async def _is_still_ours(self, now_s: float) -> bool:
+        """A renewal whose answer was lost moved the revision without our knowing."""
+        entry = await self._kv.get(KEY)
+        if entry is None or _decode(entry.value).holder != self._holder:
+            return False
+        self._revision, self._renewed_s = entry.revision, now_s
+        return True
+
+
+async def take_term(database: Database, holder: str) -> Term:
+    """A new term: from now on no statement of an earlier leader commits."""
+    sql = named("leader", database.schema)["take_term"]
+    return Term(int(await database.ride_out(lambda: database.fetchval(sql, holder))))

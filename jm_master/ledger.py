@@ -1,0 +1,166 @@
+"""How much lies in each bucket, and what more it may be given. In the leader's memory; seeded from Postgres.
+
+It need not be exact: it decides where jobs go, never whether they are safe. Jobs for later are counted apart, by the
+second in which they are due: they lie in the bucket's stream, not in the worker, and must not use up the credit of
+jobs that are due now.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from msgspec import Struct, field
+
+from jm_core import limits
+from jm_core.ids import BucketId, Lane, WorkerId
+from jm_core.model import WEIGHTS, Priority
+from jm_core.placement import BucketLoad, Share, WorkerLoad, bucket_credit, eligible, smoothed_rate, split
+from jm_master.registry_view import RegistryView
+from jm_master.wake import Pulse
+
+RATE_WINDOW_S: Final = 0.05  # shorter, and two jobs that end together would look like thousands a second
+IDLE_AFTER_S: Final = 0.25  # without an outcome for so long a rate is seen to decay
+LATER_HORIZON_S: Final = 2.0  # what is due within this counts as due now
+
+
+class _Account(Struct):
+    due: int = 0
+    later: Counter[int] = field(default_factory=Counter)
+
+
+class _Rate(Struct):
+    per_s: float = 0.0
+    since_s: float = 0.0
+    finished: int = 0
+
+
+class Ledger:
+    """Times are monotonic seconds, except ``second`` and ``wall_s``, which are of the epoch."""
+
+    def __init__(self, view: RegistryView) -> None:
+        self.freed = Pulse()  # credit came back
+        self._view = view
+        self._accounts: dict[str, _Account] = {}
+        self._rates: dict[str, _Rate] = {}
+        self._moved_at_s = float("-inf")
+
+    def seed(self, counts: Iterable[tuple[str, int, int]]) -> None:
+        """Start from what Postgres says: (bucket, due second or 0, jobs)."""
+        self._accounts.clear()
+        for bucket, second, count in counts:
+            account = self._account(bucket)
+            if second:
+                account.later[second] += count
+            else:
+                account.due += count
+
+    def offer(
+        self, lane: str, priority: Priority, handler: str, count: int, *, later: bool, now_s: float
+    ) -> list[Share]:
+        """How many of ``count`` jobs each bucket may be given. Reserves nothing.
+
+        Args:
+            later: for jobs that are due in some seconds to minutes; they are bounded by a count of their own.
+        """
+        loads = self._fitting(lane, priority, handler)
+        if later:
+            free = {load.bucket: limits.CREDIT_MAX - self._account(load.bucket).later.total() for load in loads}
+            return split(count, free)
+        return split(count, {load.bucket: self._credit(load, now_s) for load in loads})
+
+    def buckets_for(self, lane: str, priority: Priority, handler: str) -> frozenset[str]:
+        return frozenset(load.bucket for load in self._fitting(lane, priority, handler))
+
+    def has_bucket(self, lane: str, priority: Priority) -> bool:
+        return bool(self._view.route(lane, priority))
+
+    def give(self, bucket: str, count: int, *, second: int = 0, now_s: float) -> None:
+        """``count`` jobs are on their way into ``bucket``; with ``second``, to be due then."""
+        account = self._account(bucket)
+        if second:
+            account.later[second] += count
+            return
+        account.due += count
+        self._moved_at_s = now_s
+        worker = self._view.worker_of(bucket)
+        if worker and not self._outstanding(worker, but=bucket) and account.due == count:
+            # It was idle: its rate is measured from now, not from its last job long ago.
+            self._rates.setdefault(worker, _Rate()).since_s = now_s
+
+    def take_back(self, bucket: str, count: int, *, second: int = 0) -> None:
+        """They did not go there after all, or came back without having run."""
+        account = self._account(bucket)
+        if second:
+            account.later[second] -= count
+        else:
+            account.due = max(0, account.due - count)
+        self.freed.beat()
+
+    def settle(self, bucket: str, worker: str, count: int, *, now_s: float) -> None:
+        """``count`` outcomes of ``bucket`` are recorded."""
+        account = self._account(bucket)
+        account.due = max(0, account.due - count)
+        self._moved_at_s = now_s
+        rate = self._rates.setdefault(worker, _Rate(since_s=now_s - RATE_WINDOW_S))
+        rate.finished += count
+        elapsed_s = now_s - rate.since_s
+        if elapsed_s >= RATE_WINDOW_S:
+            rate.per_s = smoothed_rate(rate.per_s, rate.finished, elapsed_s)
+            rate.since_s, rate.finished = now_s, 0
+        self.freed.beat()
+
+    def mature(self, *, wall_s: float) -> None:
+        """Count as due what is due by now. Cheap when nothing is; call it before offers."""
+        horizon = wall_s + LATER_HORIZON_S
+        for account in self._accounts.values():
+            if account.later:
+                for second in [s for s in account.later if s <= horizon]:
+                    account.due += account.later.pop(second)
+
+    def forget(self, bucket: str) -> None:
+        self._accounts.pop(bucket, None)
+
+    def progress_age_s(self, *, now_s: float) -> float:
+        """Since when nothing was dispatched and nothing ended."""
+        return now_s - self._moved_at_s
+
+    def outstanding(self) -> Mapping[str, int]:
+        """Jobs due now by bucket, for logs and tests."""
+        return {bucket: account.due for bucket, account in self._accounts.items() if account.due}
+
+    def _account(self, bucket: str) -> _Account:
+        account = self._accounts.get(bucket)
+        if account is None:
+            account = self._accounts[bucket] = _Account()
+        return account
+
+    def _outstanding(self, worker: str, *, but: str = "") -> int:
+        return sum(self._account(b).due for b in self._view.buckets_of(worker) if b != but)
+
+    def _fitting(self, lane: str, priority: Priority, handler: str) -> list[BucketLoad]:
+        loads = [
+            BucketLoad(
+                BucketId(bucket.bucket),
+                WorkerId(bucket.worker),
+                Lane(lane),
+                priority,
+                self._account(bucket.bucket).due,
+                self._view.handlers_of(bucket.worker),
+            )
+            for bucket in self._view.route(lane, priority)
+        ]
+        return eligible(loads, Lane(lane), priority, handler)
+
+    def _credit(self, load: BucketLoad, now_s: float) -> int:
+        worker = load.worker
+        weights = sum(WEIGHTS[p] for p in self._view.priorities_of(worker))
+        slots = self._view.slots_of(worker)
+        outstanding = self._outstanding(worker)
+        return bucket_credit(load, WorkerLoad(worker, slots, self._rate(worker, now_s), outstanding), weights)
+
+    def _rate(self, worker: str, now_s: float) -> float:
+        rate = self._rates.get(worker)
+        if rate is None:
+            return 0.0
+        idle_s = now_s - rate.since_s
+        return rate.per_s if idle_s < IDLE_AFTER_S else smoothed_rate(rate.per_s, rate.finished, idle_s)

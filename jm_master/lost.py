@@ -1,0 +1,200 @@
+"""Buckets whose worker is gone: their jobs go back to the master, their stream goes away, a tombstone stays.
+
+Interim: here the coordinator itself takes back what a lost bucket held. Adoption by a surviving worker (DESIGN 7)
+will replace ``Undertaker._return_rows`` for buckets whose stream can still be read; the watch over who is lost stays.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from jm_core.ends import End
+from jm_core.model import BucketStatus, JobStatus
+from jm_core.wire import BucketRecord
+from jm_master.queries import named
+from jm_master.record_store import held_of
+from jm_master.terms import LostTermError
+from jm_nats.errors import AgentError, NoSuchStreamError
+from jm_nats.provision import delete_bucket, delete_consumer
+from jm_nats.subjects import RECORDER_CONSUMER, RUN_CONSUMER
+
+if TYPE_CHECKING:
+    from jm_core.ends import Held
+    from jm_core.ids import Term
+    from jm_master.database import Database
+    from jm_master.ledger import Ledger
+    from jm_master.recorder import Recorder
+    from jm_master.registry import Registry
+    from jm_nats.connection import NatsLink
+    from jm_nats.subjects import Names
+
+log = logging.getLogger(__name__)
+
+SWEEP_S: Final = 1.0
+STRAYS_S: Final = 10.0
+EVENTS_POLL_S: Final = 0.05
+ROWS_MAX: Final = 2_000
+DONE: Final = {BucketStatus.READY_TO_DRAIN.value, BucketStatus.READY_TO_DELETE.value}
+
+
+class Watch:
+    """Which buckets are without their worker, as far as our own observation allows to say (DESIGN 7, blind time).
+
+    Silence while NATS or we ourselves were away says nothing: all keys may have expired together. So nobody is called
+    lost before one full lease of unbroken observation.
+    """
+
+    def __init__(self, lease_s: float) -> None:
+        self._lease_s = lease_s
+        self._since_s: float | None = None
+        self._looked_s = 0.0
+        self._suspects: set[str] = set()
+
+    def blind(self) -> None:
+        self._since_s = None
+        self._suspects.clear()
+
+    def lost(self, orphans: set[str], *, now_s: float) -> set[str]:
+        """Those of ``orphans`` that are lost: seen so at two looks in a row, after a lease of watching."""
+        if self._since_s is None or now_s - self._looked_s > self._lease_s / 2:
+            self._since_s = now_s  # we begin, or were frozen ourselves
+            self._suspects.clear()
+        self._looked_s = now_s
+        again, self._suspects = orphans & self._suspects, orphans
+        return again if now_s - self._since_s >= self._lease_s else set()
+
+
+class Undertaker:
+    """Finds buckets whose time is over and carries them out."""
+
+    def __init__(
+        self,
+        link: NatsLink,
+        names: Names,
+        *,
+        registry: Registry,
+        watch: Watch,
+        database: Database,
+        recorder: Recorder,
+        ledger: Ledger,
+        term: Term,
+    ) -> None:
+        self._link = link
+        self._names = names
+        self._registry = registry
+        self._view = registry.view
+        self._watch = watch
+        self._database = database
+        self._recorder = recorder
+        self._ledger = ledger
+        self._term = term
+        self._sql = named("bucket", database.schema)
+
+    async def run(self) -> None:
+        """Until cancelled. NATS being away costs passes, not the process."""
+        strays_at_s = time.monotonic() + STRAYS_S
+        strays: set[str] = set()
+        while True:
+            await anyio.sleep(SWEEP_S)
+            if time.monotonic() >= strays_at_s:
+                strays_at_s = time.monotonic() + STRAYS_S
+                strays = await self._strays()
+            try:
+                await self.sweep_once(strays)
+            except AgentError as error:
+                log.warning("lost buckets wait for NATS", extra={"problem": str(error)})
+
+    async def sweep_once(self, strays: set[str]) -> None:
+        done = {bucket for bucket, record in self._view.buckets.items() if record.status in DONE}
+        for bucket in done:
+            await self._bury_registered(bucket, "drained")
+        orphans = {bucket for bucket, record in self._view.buckets.items() if self._view.is_orphan(record)} - done
+        lost = self._watch.lost(orphans | (strays - self._view.buckets.keys()), now_s=time.monotonic())
+        for bucket in sorted(lost):
+            if bucket in self._view.buckets:
+                await self._bury_registered(bucket, "lost")
+            elif bucket in strays:
+                await self._bury(_unknown(bucket), "unknown")
+
+    async def _strays(self) -> set[str]:
+        """Buckets that rows point at and the registry does not know: an owner nobody has ever seen counts as dead."""
+        rows = await self._database.ride_out(lambda: self._database.fetch(self._sql["buckets_with_jobs"]))
+        return {str(row["bucket_id"]) for row in rows} - self._view.buckets.keys()
+
+    async def _bury_registered(self, bucket: str, reason: str) -> None:
+        """First the epoch: from here on the old owner, should it be alive, knows that the bucket is not its own."""
+        taken = await self._registry.take_over(bucket, unless_alive=reason == "lost")
+        if taken is not None:
+            await self._bury(taken, reason)
+            await self._registry.remove_bucket(bucket)
+
+    async def _bury(self, record: BucketRecord, reason: str) -> None:
+        """Hand back what the bucket held, then let it go. Each step is safe to repeat by the next leader."""
+        bucket = record.bucket
+        log.warning("bucket ends", extra={"bucket": bucket, "worker": record.worker, "reason": reason})
+        await delete_consumer(self._link, self._names.bucket_stream(bucket), RUN_CONSUMER)
+        await self._events_recorded()
+        returned = await self._return_rows(bucket, record.worker, was_lost=reason != "drained")
+        await delete_bucket(self._link, self._names, bucket)
+        await self._tombstone(record, reason, returned)
+        self._ledger.forget(bucket)
+
+    async def _events_recorded(self) -> None:
+        """Wait until the recorder has applied what was reported by now: a finished job must not run again."""
+        stream = self._names.events_stream
+        try:
+            info = await self._link.api(f"STREAM.INFO.{stream}")
+            last = info["state"]["last_seq"]
+            while await self._applied_seq(stream) < last:  # noqa: ASYNC110 - NATS has no event for it
+                await anyio.sleep(EVENTS_POLL_S)
+        except NoSuchStreamError:
+            return
+
+    async def _applied_seq(self, stream: str) -> int:
+        info = await self._link.api(f"CONSUMER.INFO.{stream}.{RECORDER_CONSUMER}")
+        idle = not info["num_pending"] and not info["num_ack_pending"]
+        return int(info["delivered"]["stream_seq"] if idle else info["ack_floor"]["stream_seq"])
+
+    async def _return_rows(self, bucket: str, worker: str, *, was_lost: bool) -> int:
+        returned = 0
+        while True:
+            rows = await self._database.ride_out(
+                lambda: self._database.fetch(self._sql["load_bucket"], bucket, ROWS_MAX)
+            )
+            if not rows:
+                return returned
+            held = [held_of(row) for row in rows]
+            ends = [self._end_of(job, was_lost=was_lost) for job in held]
+            await self._recorder.record_apart(ends, bucket=bucket, worker=worker)
+            returned += len(ends)
+
+    def _end_of(self, held: Held, *, was_lost: bool) -> End:
+        if was_lost or held.started_at is not None:
+            return self._recorder.end_of_lost(held)
+        return End(held.id, held.dispatch, 0, JobStatus.ON_MASTER)  # came after its worker had closed the door
+
+    async def _tombstone(self, record: BucketRecord, reason: str, returned: int) -> None:
+        row = await self._database.ride_out(
+            lambda: self._database.fetchrow(
+                self._sql["bury_bucket"],
+                self._term,
+                record.bucket,
+                record.worker,
+                record.lane,
+                record.priority,
+                record.epoch,
+                reason,
+                returned,
+                record.opened_at,
+            )
+        )
+        if row is None or not row["terms"]:
+            raise LostTermError(self._term)
+
+
+def _unknown(bucket: str) -> BucketRecord:
+    return BucketRecord(bucket, "", "", "", 0, 0, BucketStatus.LOST)

@@ -1,0 +1,63 @@
+"""Where a batch of new jobs goes: carries out ``jm_core.placement`` against the ledger."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from jm_core.placement import credit_wait_s
+from jm_core.save_plan import SECOND_NOW, Group, Part, parts_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jm_master.ledger import Ledger
+
+
+class Placer:
+    """Reserves credit; what is not sent after all has to be released."""
+
+    def __init__(self, ledger: Ledger, *, credit_wait_s: float) -> None:
+        self._ledger = ledger
+        self._credit_wait_s = credit_wait_s
+
+    async def place(self, groups: Sequence[Group]) -> list[Part]:
+        """Parts in the order of the groups; what has no bucket, no credit or much time stays on the master."""
+        self._ledger.mature(wall_s=time.time())
+        await self._wait_for_credit(groups)
+        return [part for group in groups for part in self._share(group)]
+
+    def release(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            self.release_some(part, part.hi - part.lo)
+
+    def release_some(self, part: Part, count: int) -> None:
+        if part.bucket and count:
+            self._ledger.take_back(part.bucket, count, second=part.group.second or 0)
+
+    def _share(self, group: Group) -> list[Part]:
+        ledger, count, now_s = self._ledger, len(group.jobs), time.monotonic()
+        if group.second is None:
+            return parts_of(group, [])
+        later = group.second != SECOND_NOW
+        shares = ledger.offer(group.lane, group.priority, group.handler, count, later=later, now_s=now_s)
+        for share in shares:
+            ledger.give(share.bucket, share.count, second=group.second, now_s=now_s)
+        return parts_of(group, shares)
+
+    async def _wait_for_credit(self, groups: Sequence[Group]) -> None:
+        """Jobs that take microseconds free their credit in milliseconds: cheaper than a way round by the master."""
+        until_s = time.monotonic() + self._credit_wait_s
+        while (now_s := time.monotonic()) < until_s:
+            short_of = max((self._short_of(group, now_s) for group in groups), default=0)
+            wait_s = credit_wait_s(short_of=short_of, progress_age_s=self._ledger.progress_age_s(now_s=now_s))
+            if not wait_s:
+                return
+            await self._ledger.freed.wait(min(wait_s, until_s - now_s))
+
+    def _short_of(self, group: Group, now_s: float) -> int:
+        if group.second != SECOND_NOW or not self._ledger.has_bucket(group.lane, group.priority):
+            return 0
+        count = len(group.jobs)
+        shares = self._ledger.offer(group.lane, group.priority, group.handler, count, later=False, now_s=now_s)
+        return count - sum(share.count for share in shares)

@@ -1,0 +1,233 @@
+"""The record path: what workers report, applied to table ``job`` set by set. DESIGN 6.4.
+
+One batch at a time is applied, in the order of the stream: an adopter's ``returned`` must never overtake the
+``finished`` that its dead worker had still sent. The next batch is read meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, TypeVar
+
+import anyio
+from msgspec.structs import replace
+
+from jm_core import wire
+from jm_core.ends import End, after_loss, as_end, sort_events, storable
+from jm_core.model import JobStatus
+from jm_core.retry import DEFAULT_BACKOFF
+from jm_master.in_hand import InHand
+from jm_master.pg_errors import RowRefusedError
+from jm_master.reports import Batch, decoded, event_refusal
+from jm_master.save_store import TermLost
+from jm_master.terms import LostTermError
+from jm_nats.crashpoints import reach
+from jm_nats.pull import ack
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+    from jm_core.ends import Held, Sorted
+    from jm_core.ids import Term
+    from jm_master.database import Database
+    from jm_master.ledger import Ledger
+    from jm_master.record_store import Recorded, RecordStore
+    from jm_master.registry_view import RegistryView
+    from jm_master.waiters import ResultWaiters
+    from jm_master.wake import Wake
+    from jm_nats.pull import PullReader
+
+log = logging.getLogger(__name__)
+T = TypeVar("T", wire.Finished, End, wire.Started, wire.Progress)
+
+MESSAGES_MAX = 64  # of one take
+
+
+class Recorder:
+    def __init__(
+        self,
+        reader: PullReader,
+        database: Database,
+        store: RecordStore,
+        ledger: Ledger,
+        view: RegistryView,
+        *,
+        waiters: ResultWaiters,
+        assign: Wake,
+        term: Term,
+        batch_events: int,
+    ) -> None:
+        self.stale = 0  # events that the fence refused
+        self._reader = reader
+        self._database = database
+        self._store = store
+        self._ledger = ledger
+        self._view = view
+        self._waiters = waiters
+        self._assign = assign
+        self._term = term
+        self._batch_events = batch_events
+        self._in_hand = InHand()
+
+    async def run(self) -> None:
+        """Until cancelled.
+
+        Raises:
+            LostTermError: somebody else leads.
+            ConsumerGoneError: the events stream's consumer was deleted.
+        """
+        send, receive = anyio.create_memory_object_stream[Batch](1)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._read, send)
+            tasks.start_soon(self._apply_all, receive)
+            tasks.start_soon(self._in_hand.keep_alive)
+
+    async def apply(self, batch: Batch) -> None:
+        """One batch, to its ack. Safe to repeat: the fence lets nothing through twice."""
+        events = sort_events(batch.reports)
+        if events.successes:
+            await self._record_successes(batch, events.successes, events.success_batches)
+        if events.ends:
+            await self._record_ends(batch, events.ends, events.end_batches)
+        if events.lost:
+            await self._record_lost(batch, events)
+        if events.started:
+            await self._record_started(batch, events.started, events.started_batches)
+        if events.progress:
+            await self._record_progress(batch, events.progress)
+        if batch.refusals:
+            await self._database.ride_out(lambda: self._store.reject(batch.refusals))
+        reach("recorder.after_commit")
+        for message in batch.messages:
+            ack(message)
+
+    # Reading.
+
+    async def _read(self, send: MemoryObjectSendStream[Batch]) -> None:
+        while True:
+            messages = await self._reader.take(MESSAGES_MAX)
+            for batch in decoded(messages, self._batch_events):
+                await send.send(batch)
+
+    async def _apply_all(self, receive: MemoryObjectReceiveStream[Batch]) -> None:
+        async for batch in receive:
+            with self._in_hand.holding(batch.messages):
+                await self.apply(batch)
+
+    # Recording, kind by kind.
+
+    async def _record_successes(self, batch: Batch, events: Sequence[wire.Finished], places: Sequence[int]) -> None:
+        async def refused(event: wire.Finished, place: int, problem: str) -> None:
+            await self._record_ends(batch, [storable(as_end(event), problem)], [place], again=False)
+
+        async def apply(some: Sequence[wire.Finished], at: Sequence[int]) -> None:
+            answer = await self._ride_out(lambda: self._store.record_successes(some, at, batch.workers))
+            self._settle(batch, [event.id for event in some], at, answer)
+
+        await _bisecting(events, places, apply, refused)
+
+    async def _record_ends(
+        self, batch: Batch, ends: Sequence[End], places: Sequence[int], *, again: bool = True
+    ) -> None:
+        async def refused(end: End, place: int, problem: str) -> None:
+            if again:
+                await self._record_ends(batch, [storable(end, problem)], [place], again=False)
+            else:
+                batch.refusals.append(event_refusal(end, problem))
+
+        async def apply(some: Sequence[End], at: Sequence[int]) -> None:
+            answer = await self._ride_out(lambda: self._store.record_ends(some, at, batch.workers, batch.buckets))
+            self._settle(batch, [end.id for end in some], at, answer)
+            if any(end.status is JobStatus.ON_MASTER for end in some):
+                self._assign.set()
+
+        await _bisecting(ends, places, apply, refused)
+
+    async def _record_lost(self, batch: Batch, events: Sorted) -> None:
+        """Jobs whose worker died, handed back by the adopter: the row decides what follows."""
+        returned = {event.id: (event, place) for event, place in zip(events.lost, events.lost_batches, strict=True)}
+        ids, dispatches = list(returned), [event.dispatch for event, _ in returned.values()]
+        held = await self._database.ride_out(lambda: self._store.load_held(ids, dispatches))
+        ends = [self.end_of_lost(_as_reported(row, returned[row.id][0])) for row in held]
+        if ends:
+            await self._record_ends(batch, ends, [returned[end.id][1] for end in ends])
+
+    async def record_apart(self, ends: Sequence[End], *, bucket: str, worker: str) -> None:
+        """Ends that no event reported: of a bucket whose worker is gone."""
+        report = wire.EventBatch(bucket, 0, worker, [])
+        await self._record_ends(Batch([], [report]), ends, [0] * len(ends))
+
+    def end_of_lost(self, held: Held) -> End:
+        known = self._view.handlers.get(held.handler)
+        policy = known.backoff if known else DEFAULT_BACKOFF
+        return after_loss(held, policy, now_s=time.time(), u=random.random())
+
+    async def _record_started(self, batch: Batch, events: Sequence[wire.Started], places: Sequence[int]) -> None:
+        async def refused(event: wire.Started, _: int, problem: str) -> None:
+            batch.refusals.append(event_refusal(event, problem))
+
+        async def apply(some: Sequence[wire.Started], at: Sequence[int]) -> None:
+            answer = await self._ride_out(lambda: self._store.record_started(some, at, batch.workers))
+            self.stale += len(some) - answer.count
+
+        await _bisecting(events, places, apply, refused)
+
+    async def _record_progress(self, batch: Batch, events: Sequence[wire.Progress]) -> None:
+        async def refused(event: wire.Progress, _: int, problem: str) -> None:
+            batch.refusals.append(event_refusal(event, problem))
+
+        async def apply(some: Sequence[wire.Progress], _: Sequence[int]) -> None:
+            answer = await self._ride_out(lambda: self._store.record_progress(some))
+            self.stale += len(some) - answer.count
+
+        await _bisecting(events, [0] * len(events), apply, refused)
+
+    # Shared.
+
+    async def _ride_out(self, action: Callable[[], Awaitable[Recorded | TermLost]]) -> Recorded:
+        answer = await self._database.ride_out(action)
+        if isinstance(answer, TermLost):
+            raise LostTermError(self._term)
+        return answer
+
+    def _settle(self, batch: Batch, ids: Sequence[str], places: Sequence[int], answer: Recorded) -> None:
+        """Give credit back for what was recorded, and wake who waits for it."""
+        if answer.applied is not None:
+            kept = [(job, place) for job, place in zip(ids, places, strict=True) if job in answer.applied]
+            self.stale += len(ids) - len(kept)
+            ids, places = [job for job, _ in kept], [place for _, place in kept]
+        now_s = time.monotonic()
+        for place, count in Counter(places).items():
+            report = batch.reports[place]
+            self._ledger.settle(report.bucket, report.worker, count, now_s=now_s)
+        self._waiters.ended(ids)
+
+
+async def _bisecting(
+    items: Sequence[T],
+    places: Sequence[int],
+    apply: Callable[[Sequence[T], Sequence[int]], Awaitable[None]],
+    refused: Callable[[T, int, str], Awaitable[None]],
+) -> None:
+    """Apply all at once; what Postgres refuses is found by halving, and handled alone."""
+    try:
+        await apply(items, places)
+    except RowRefusedError as error:
+        if len(items) == 1:
+            await refused(items[0], places[0], error.problem)
+            return
+        half = len(items) // 2
+        await _bisecting(items[:half], places[:half], apply, refused)
+        await _bisecting(items[half:], places[half:], apply, refused)
+
+
+def _as_reported(row: Held, event: wire.Returned) -> Held:
+    """The adopter may know of a start that the row has not seen."""
+    if event.started_at is None or row.started_at is not None:
+        return row
+    return replace(row, started_at=event.started_at, attempt=max(row.attempt, event.attempt))

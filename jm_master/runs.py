@@ -1,0 +1,96 @@
+"""Run messages on their way into buckets."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import anyio
+from msgspec import Raw, Struct
+
+from jm_core import wire
+from jm_core.wire import Run
+from jm_nats.errors import AgentError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jm_core.save_plan import Part
+    from jm_nats.publisher import JetPublisher
+    from jm_nats.subjects import Names
+
+log = logging.getLogger(__name__)
+
+
+class RunMessage(Struct, frozen=True):
+    """``deliver_at``: epoch seconds when the server should move it to the bucket's ``.run``; None: at once."""
+
+    outbox_id: str
+    bucket: str
+    deliver_at: float | None
+    body: bytes
+
+
+class RunSender:
+    """Carries run messages into the buckets' streams. The outbox id is the message id, so that a repeat is dropped."""
+
+    def __init__(self, publisher: JetPublisher, names: Names) -> None:
+        self._publisher = publisher
+        self._names = names
+
+    async def send_all(self, messages: Sequence[RunMessage], *, now_s: float) -> list[str]:
+        """Send; returns the outbox ids of those that NATS has. The others stay in the outbox and are sent again."""
+        sent: list[str] = []
+        if len(messages) == 1:
+            await self._send(messages[0], now_s, sent)
+            return sent
+        async with anyio.create_task_group() as tasks:
+            for message in messages:
+                tasks.start_soon(self._send, message, now_s, sent)
+        return sent
+
+    async def _send(self, message: RunMessage, now_s: float, sent: list[str]) -> None:
+        subject, headers = self._address(message, now_s)
+        try:
+            await self._publisher.publish(subject, message.body, msg_id=message.outbox_id, headers=headers)
+        except AgentError as error:
+            log.warning("run message waits in the outbox", extra={"bucket": message.bucket, "problem": str(error)})
+        else:
+            sent.append(message.outbox_id)
+
+    def _address(self, message: RunMessage, now_s: float) -> tuple[str, dict[str, str] | None]:
+        run = self._names.run(message.bucket)
+        if message.deliver_at is None or message.deliver_at <= now_s:
+            return run, None
+        headers = {
+            wire.HEADER_SCHEDULE: f"@at {rfc3339(message.deliver_at)}",
+            wire.HEADER_SCHEDULE_TARGET: run,
+        }
+        return self._names.sched(message.bucket, message.outbox_id), headers
+
+
+def encode_runs(part: Part, queued_at: Sequence[float]) -> bytes:
+    """The message of a part's first dispatch."""
+    group = part.group
+    return wire.encode(
+        [
+            Run(
+                job.id,
+                job.handler,
+                Raw(job.args),
+                1,
+                1,
+                job.max_attempts,
+                queued_at[message - 1] if job.run_at is None else job.run_at.timestamp(),
+                job.timeout_s,
+                job.metadata,
+                job.trace,
+            )
+            for job, message in zip(group.jobs[part.lo : part.hi], group.messages[part.lo : part.hi], strict=True)
+        ]
+    )
+
+
+def rfc3339(epoch_s: float) -> str:
+    return datetime.fromtimestamp(epoch_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

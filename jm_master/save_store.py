@@ -1,0 +1,169 @@
+"""Table ``job`` as the writer sees it: one batch, one statement."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct
+
+from jm_core import limits
+from jm_core.save_plan import Part
+from jm_master.queries import named
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jm_core.ids import Term
+    from jm_master.database import Database
+
+_json = msgspec.json.Encoder().encode
+
+
+class Refusal(Struct, frozen=True):
+    """A row for table ``rejected``. ``source`` names the place in the stream, so that a redelivery adds no second."""
+
+    source: str
+    raw: bytes
+    reason: str
+    job_id: str = ""
+    handler: str = ""
+    field: str = ""
+
+
+class Outgoing(Struct, frozen=True):
+    """A message that leaves after the commit. ``deliver_at``: epoch seconds of a scheduled one."""
+
+    part: Part
+    outbox_id: str
+    deliver_at: float | None
+
+
+class SaveBatch(Struct, frozen=True):
+    """What one transaction writes.
+
+    Args:
+        parts: the jobs, in the order in which they become rows.
+        queued_at: for each message of the batch, when NATS stored it (epoch seconds).
+        outgoing: for each part that has a bucket.
+        sent: outbox ids of earlier batches that NATS has by now.
+    """
+
+    parts: list[Part]
+    queued_at: list[float]
+    outgoing: list[Outgoing]
+    refusals: list[Refusal]
+    sent: list[str]
+
+
+class Saved(Struct, frozen=True):
+    """Committed. ``inserted`` is None when every job is new, which is the rule; else the ids of those that are."""
+
+    inserted: frozenset[str] | None
+
+
+class TermLost(Struct, frozen=True):
+    """Somebody else leads; nothing was written."""
+
+
+class Clash(Struct, frozen=True):
+    """Why a job was not inserted. ``existing_id`` None: what was in the way has ended since."""
+
+    existing_id: str | None
+    queued_at: float | None  # of the row with the same id
+
+
+class SaveStore:
+    def __init__(self, database: Database, term: Term) -> None:
+        self._database = database
+        self._term = term
+        self._sql = named("save", database.schema)
+
+    async def save(self, batch: SaveBatch) -> Saved | TermLost:
+        """One round trip, one transaction; safe to repeat.
+
+        Raises:
+            RowRefusedError: one of the rows can never be stored; nothing was written.
+            StoreContentionError: nothing was written, try again.
+            StoreUnavailableError: it may or may not have been written; repeating it is harmless.
+        """
+        row = await self._database.fetchrow(self._sql["save_jobs"], self._term, *_arguments(batch))
+        assert row is not None
+        if not row["terms"]:
+            return TermLost()
+        ids = row["ids"]
+        return Saved(None if ids is None else frozenset(ids))
+
+    async def find_clashes(self, ids: Sequence[str], unique_keys: Sequence[str | None]) -> dict[str, Clash]:
+        rows = await self._database.fetch(self._sql["find_clashes"], ids, unique_keys)
+        return {row["id"]: Clash(row["existing_id"], row["queued_at"]) for row in rows}
+
+
+def outgoing_of(parts: Sequence[Part]) -> list[Outgoing]:
+    return [Outgoing(part, str(uuid.uuid4()), deliver_at_s(part.group.second)) for part in parts if part.bucket]
+
+
+def deliver_at_s(second: int | None) -> float | None:
+    """When the server should move a scheduled message: early, because it is late by itself (DESIGN 6.2)."""
+    return second - limits.SCHEDULE_LEAD_S if second else None
+
+
+def _arguments(batch: SaveBatch) -> tuple[Any, ...]:
+    """The columns, in the order of ``sql/save.sql``. Comprehensions only: this runs for every job of the system."""
+    parts = batch.parts
+    if len(parts) == 1 and parts[0].hi == len(parts[0].group.jobs):
+        jobs, messages = parts[0].group.jobs, parts[0].group.messages
+    else:
+        jobs = [job for part in parts for job in part.group.jobs[part.lo : part.hi]]
+        messages = [place for part in parts for place in part.group.messages[part.lo : part.hi]]
+    starts, ends = _bounds(parts)
+    place_of = {id(part): place for place, part in enumerate(parts)}
+    outgoing, refusals = batch.outgoing, batch.refusals
+    places = [place_of[id(message.part)] for message in outgoing]
+    return (
+        batch.queued_at,
+        starts,
+        ends,
+        [part.group.handler for part in parts],
+        [part.group.lane for part in parts],
+        [part.group.priority for part in parts],
+        [part.group.max_attempts for part in parts],
+        [part.group.timeout_s for part in parts],
+        [part.bucket for part in parts],
+        [job.id for job in jobs],
+        [job.args.decode() for job in jobs],
+        messages,
+        optional([job.run_at and job.run_at.timestamp() for job in jobs]),
+        optional([job.unique_key for job in jobs]),
+        optional([job.metadata and _json(job.metadata).decode() for job in jobs]),
+        optional([job.trace for job in jobs]),
+        [message.outbox_id for message in outgoing],
+        [message.part.bucket for message in outgoing],
+        [message.deliver_at for message in outgoing],
+        [starts[place] for place in places],
+        [ends[place] for place in places],
+        batch.sent,
+        [refusal.source for refusal in refusals],
+        [refusal.raw[: limits.RAW_KEPT_BYTES_MAX] for refusal in refusals],
+        [len(refusal.raw) for refusal in refusals],
+        [refusal.reason for refusal in refusals],
+        [refusal.job_id for refusal in refusals],
+        [refusal.handler for refusal in refusals],
+        [refusal.field for refusal in refusals],
+    )
+
+
+def _bounds(parts: Sequence[Part]) -> tuple[list[int], list[int]]:
+    """Where each part begins and ends in the columns: Postgres counts from 1 and includes the end."""
+    starts, ends, end = [], [], 0
+    for part in parts:
+        starts.append(end + 1)
+        end += part.hi - part.lo
+        ends.append(end)
+    return starts, ends
+
+
+def optional(column: list[Any]) -> list[Any]:
+    """Nothing at all when no row has a value: unnest fills up with NULL."""
+    return column if any(column) else []

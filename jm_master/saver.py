@@ -1,0 +1,162 @@
+"""One batch of accepted jobs into Postgres, whatever is wrong with some of them."""
+
+from __future__ import annotations
+
+import time
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from jm_core.intake import NewJob, Rejection
+from jm_core.save_plan import Part, group_jobs
+from jm_master.pg_errors import RowRefusedError
+from jm_master.runs import RunMessage, encode_runs
+from jm_master.save_store import SaveBatch, Saved, TermLost, outgoing_of
+from jm_master.submissions import Fates, Submitted, refusal_of
+from jm_master.terms import LostTermError
+from jm_nats.crashpoints import reach
+
+if TYPE_CHECKING:
+    from jm_core.ids import Term
+    from jm_master.database import Database
+    from jm_master.placer import Placer
+    from jm_master.save_store import Outgoing, Refusal, SaveStore
+
+Jobs = list[list[NewJob]]  # by message of the batch
+SAME_MESSAGE_S = 1e-6  # Postgres keeps microseconds
+
+
+class Work(Struct):
+    """A batch under way, and what is left to do after its commit."""
+
+    batch: list[Submitted] = field(default_factory=list)
+    queued_at: list[float] = field(default_factory=list)
+    fates: Fates = field(default_factory=Fates)
+    outgoing: list[RunMessage] = field(default_factory=list)
+    uncertain: list[str] = field(default_factory=list)  # outbox ids whose commit was answered at a second try only
+    left_on_master: bool = False
+
+
+class Saver:
+    """Saves; repeats what an outage interrupted; bisects what Postgres refuses; finds out why rows were there."""
+
+    def __init__(self, database: Database, store: SaveStore, placer: Placer, *, term: Term, threshold_s: float) -> None:
+        self.sent: list[str] = []  # outbox ids that NATS has; their rows go with the next statement
+        self._database = database
+        self._store = store
+        self._placer = placer
+        self._term = term
+        self._threshold_s = threshold_s
+
+    async def save(self, work: Work, jobs: Jobs, refusals: list[Refusal]) -> None:
+        """Commit ``jobs`` and ``refusals``; what follows from it is noted in ``work``.
+
+        Raises:
+            LostTermError: nothing was written.
+        """
+        groups = group_jobs(jobs, now_s=time.time(), threshold_s=self._threshold_s)
+        parts = await self._placer.place(groups)
+        sent, self.sent = self.sent, []
+        batch = SaveBatch(parts, work.queued_at, outgoing_of(parts), refusals, sent)
+        reach("writer.before_commit")
+        try:
+            answer, tries = await self._commit(batch)
+        except RowRefusedError as error:
+            self.sent += sent
+            self._placer.release(parts)
+            await self._bisect(work, jobs, refusals, error)
+            return
+        if isinstance(answer, TermLost):
+            raise LostTermError(self._term)
+        work.left_on_master |= any(part.bucket is None and part.group.second is not None for part in parts)
+        if answer.inserted is None:
+            work.outgoing += [_message(out, out.part, work.queued_at) for out in batch.outgoing]
+        else:
+            await self._after_clash(work, batch, answer.inserted, jobs, again=tries > 1)
+
+    async def _commit(self, batch: SaveBatch) -> tuple[Saved | TermLost, int]:
+        """The answer, and at which try it came."""
+        tries = 0
+
+        async def one_try() -> Saved | TermLost:
+            nonlocal tries
+            tries += 1
+            return await self._store.save(batch)
+
+        return await self._database.ride_out(one_try), tries
+
+    async def _bisect(self, work: Work, jobs: Jobs, refusals: list[Refusal], error: RowRefusedError) -> None:
+        """Find the row that Postgres refuses: it alone is rejected, the rest is saved."""
+        count = sum(map(len, jobs))
+        if count == 0:
+            raise error  # our own words about a refusal were refused: a bug
+        if count == 1:
+            place, job = next((place, job) for place, of_message in enumerate(jobs) for job in of_message)
+            work.fates.refused[job.id] = error.problem
+            await self.save(work, [], [*refusals, _refusal(work.batch[place], job, error.problem)])
+            return
+        await self.save(work, _slice(jobs, 0, count // 2), refusals)
+        await self.save(work, _slice(jobs, count // 2, count), [])
+
+    async def _after_clash(
+        self, work: Work, batch: SaveBatch, inserted: frozenset[str], jobs: Jobs, *, again: bool
+    ) -> None:
+        """Some rows were there already: a message delivered twice, a job sent twice, or a unique key that is taken."""
+        for out in batch.outgoing:
+            self._keep_inserted(work, out, inserted)
+        if again:
+            # The answer to an earlier COMMIT may have been lost. The outbox rows tell what it wrote.
+            work.uncertain += [out.outbox_id for out in batch.outgoing]
+        missing = [[job for job in of_message if job.id not in inserted] for of_message in jobs]
+        once_more = await self._judge(work, missing)
+        if any(once_more):
+            await self.save(work, once_more, [])
+
+    async def _judge(self, work: Work, missing: Jobs) -> Jobs:
+        """Note who is a duplicate; returns those whose way is free by now."""
+        flat = list(chain.from_iterable(missing))
+        ids, keys = [job.id for job in flat], [job.unique_key for job in flat]
+        clashes = await self._database.ride_out(lambda: self._store.find_clashes(ids, keys))
+        once_more: Jobs = [[] for _ in missing]
+        for place, of_message in enumerate(missing):
+            for job in of_message:
+                clash = clashes[job.id]
+                if clash.queued_at is not None and abs(clash.queued_at - work.queued_at[place]) < SAME_MESSAGE_S:
+                    continue  # saved from this very message: it is recorded
+                if clash.existing_id is None:
+                    once_more[place].append(job)
+                else:
+                    work.fates.duplicates[job.id] = clash.existing_id
+        return once_more
+
+    def _keep_inserted(self, work: Work, out: Outgoing, inserted: frozenset[str]) -> None:
+        """Send a message with those of its jobs that are new."""
+        part, group = out.part, out.part.group
+        places = [place for place in range(part.lo, part.hi) if group.jobs[place].id in inserted]
+        self._placer.release_some(part, part.hi - part.lo - len(places))
+        if not places:
+            return  # its outbox row, if it is ours, is resent or swept
+        jobs, messages = [group.jobs[place] for place in places], [group.messages[place] for place in places]
+        kept = Part(replace(group, jobs=jobs, messages=messages), 0, len(jobs), part.bucket)
+        work.outgoing.append(_message(out, kept, work.queued_at))
+
+
+def _message(out: Outgoing, part: Part, queued_at: list[float]) -> RunMessage:
+    assert part.bucket is not None
+    return RunMessage(out.outbox_id, part.bucket, out.deliver_at, encode_runs(part, queued_at))
+
+
+def _refusal(submitted: Submitted, job: NewJob, problem: str) -> Refusal:
+    place = next(place for place, parsed in enumerate(submitted.parsed) if parsed is job)
+    return refusal_of(submitted, place, Rejection(submitted.raw_of(place), problem, job.id, job.handler))
+
+
+def _slice(jobs: Jobs, lo: int, hi: int) -> Jobs:
+    """Jobs number ``lo`` to ``hi`` (excluded), still by message."""
+    sliced, before = [], 0
+    for of_message in jobs:
+        sliced.append(of_message[max(0, lo - before) : max(0, hi - before)])
+        before += len(of_message)
+    return sliced

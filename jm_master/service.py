@@ -1,0 +1,198 @@
+"""Answers to ``jm.<c>.api.<operation>``: so that clients and the command line need NATS only.
+
+Plain subscriptions with a queue group instead of nats.py's ``micro``: that one handles the requests of an endpoint one
+after the other, and here some wait for seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import anyio
+import msgspec
+from msgspec import Struct
+
+from jm_core import api, wire
+from jm_core.errors import InvalidJobError, InvalidNameError, JmError
+from jm_core.model import STATUS_BY_LABEL
+from jm_master.pg_errors import StoreContentionError, StoreUnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from anyio.abc import TaskGroup
+    from nats.aio.msg import Msg
+
+    from jm_master.job_store import JobStore
+    from jm_master.waiters import ResultWaiters
+    from jm_nats.connection import NatsLink
+    from jm_nats.subjects import Names
+
+log = logging.getLogger(__name__)
+RequestT = TypeVar("RequestT")
+
+QUEUE: Final = "jm-api"
+REQUESTS_MAX: Final = 10_000  # waiting at once; each is a few hundred bytes and no connection
+READS_MAX: Final = 2  # of the pool's connections at once: reads must not hold up the writer
+READ_TIMEOUT_S: Final = 5.0
+WAIT_MAX_S: Final = 60.0
+REPLY_MARGIN_BYTES: Final = 1024
+
+
+class RefusedError(JmError):
+    """Becomes the ``error`` of a reply."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Service:
+    """Every request gets a reply; what is wrong with it is said in there."""
+
+    def __init__(self, link: NatsLink, names: Names, store: JobStore, waiters: ResultWaiters) -> None:
+        self._link = link
+        self._names = names
+        self._store = store
+        self._waiters = waiters
+        self._reads = anyio.Semaphore(READS_MAX)
+        self._open = 0
+        self._operations: dict[str, Callable[[bytes], Awaitable[Struct]]] = {
+            api.OP_JOB_GET: self._job,
+            api.OP_JOB_LIST: self._jobs,
+            api.OP_JOB_ATTEMPTS: self._attempts,
+            api.OP_JOB_RESULT: self._result,
+            api.OP_JOB_COUNT: self._counts,
+            api.OP_REJECTED_LIST: self._rejected,
+            api.OP_REJECTED_GET: self._rejected_one,
+        }
+
+    async def run(self) -> None:
+        """Answer until cancelled."""
+        async with anyio.create_task_group() as tasks:
+
+            async def on_request(message: Msg) -> None:
+                self._accept(message, tasks)
+
+            subscription = await self._link.nc.subscribe(self._names.api_any, queue=QUEUE, cb=on_request)
+            try:
+                await anyio.sleep_forever()
+            finally:
+                with anyio.move_on_after(2, shield=True):
+                    await self._link.retire(subscription)
+
+    def _accept(self, message: Msg, tasks: TaskGroup) -> None:
+        if message.reply:
+            self._open += 1
+            tasks.start_soon(self._reply, message)
+
+    async def _reply(self, message: Msg) -> None:
+        try:
+            reply = await self._answer(message)
+        except Exception as error:  # noqa: BLE001 - the edge of the service: whatever it is, it gets an answer
+            reply = _encoded_error(error, message.subject)
+        finally:
+            self._open -= 1
+        await self._link.nc.publish(message.reply, reply)
+
+    async def _answer(self, message: Msg) -> bytes:
+        if self._open > REQUESTS_MAX:
+            raise RefusedError("unavailable", f"{REQUESTS_MAX} requests are open already; ask again later")
+        operation = message.subject.rpartition(".")[2]
+        handle = self._operations.get(operation)
+        if handle is None:
+            known = ", ".join(sorted(self._operations))
+            raise RefusedError("bad_request", f"operation {operation!r} is unknown; this version answers {known}")
+        return self._fitting(await handle(message.data))
+
+    def _fitting(self, data: Struct) -> bytes:
+        """The reply; a list that is too long for one message is cut, and says that there is more."""
+        size_max = self._link.nc.max_payload - REPLY_MARGIN_BYTES
+        while True:
+            reply = wire.encode({"data": data})
+            if len(reply) <= size_max:
+                return reply
+            if not (isinstance(data, api.JobList) and len(data.jobs) > 1):
+                message = f"the answer is {len(reply)} bytes, the NATS server takes {size_max}; raise its max_payload"
+                raise RefusedError("too_large", message)
+            data = api.JobList(data.jobs[: len(data.jobs) // 2], more=True)
+
+    # Operations.
+
+    async def _job(self, data: bytes) -> Struct:
+        request = _decode(data, api.JobRef)
+        view = await self._read(lambda: self._store.get(request.id))
+        if view is None:
+            raise RefusedError("not_found", f"no job {request.id} on the master (one that is only queued is not there)")
+        return view
+
+    async def _jobs(self, data: bytes) -> Struct:
+        query = _decode(data, api.JobQuery)
+        return await self._read(lambda: self._store.find(query))
+
+    async def _attempts(self, data: bytes) -> Struct:
+        request = _decode(data, api.JobRef)
+        return await self._read(lambda: self._store.attempts(request.id))
+
+    async def _counts(self, _: bytes) -> Struct:
+        return await self._read(self._store.counts)
+
+    async def _rejected(self, data: bytes) -> Struct:
+        query = _decode(data, api.RejectedQuery)
+        return await self._read(lambda: self._store.rejected(query))
+
+    async def _rejected_one(self, data: bytes) -> Struct:
+        request = _decode(data, api.RejectedRef)
+        view = await self._read(lambda: self._store.rejected_one(request.rejected_id))
+        if view is None:
+            raise RefusedError("not_found", f"nothing rejected has the number {request.rejected_id}")
+        return view
+
+    async def _result(self, data: bytes) -> Struct:
+        """Reply at the job's end, or after ``wait_s`` with its state of the moment."""
+        request = _decode(data, api.ResultRequest)
+        until_s = time.monotonic() + min(max(request.wait_s, 0.0), WAIT_MAX_S)
+        while True:
+            with self._waiters.waiting(request.id.lower()) as ended:
+                reply = await self._read(lambda: self._store.result(request.id))
+                status = STATUS_BY_LABEL.get(reply.status)
+                left_s = until_s - time.monotonic()
+                if (status is not None and status.is_terminal) or left_s <= 0:
+                    return reply
+                with anyio.move_on_after(left_s):
+                    await ended.wait()
+
+    async def _read(self, ask: Callable[[], Awaitable[RequestT]]) -> RequestT:
+        with anyio.fail_after(READ_TIMEOUT_S):
+            async with self._reads:
+                return await ask()
+
+
+def _decode(data: bytes, kind: type[RequestT]) -> RequestT:
+    try:
+        return msgspec.json.decode(data or b"{}", type=kind)
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise RefusedError("bad_request", f"request of {len(data)} bytes: {error}") from None
+
+
+def _encoded_error(error: Exception, subject: str) -> bytes:
+    code, text = _describe(error)
+    if code == "internal":
+        log.error("api request failed", extra={"subject": subject}, exc_info=error)
+    return wire.encode(api.Reply(error=api.ApiError(code, text)))
+
+
+def _describe(error: Exception) -> tuple[str, str]:
+    match error:
+        case RefusedError():
+            return error.code, str(error)
+        case InvalidJobError() | InvalidNameError():
+            return "bad_request", str(error)
+        case StoreUnavailableError() | StoreContentionError():
+            return "unavailable", str(error)
+        case TimeoutError():
+            return "timeout", f"Postgres did not answer within {READ_TIMEOUT_S:g} s; narrow the question or ask later"
+        case _:
+            return "internal", f"internal error: {type(error).__name__}; the coordinator's log has the details"

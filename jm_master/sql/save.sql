@@ -1,0 +1,51 @@
+-- name: save_jobs
+-- One batch of submissions: rows, outgoing messages, refusals, and the clean-up of messages sent before. One statement
+-- is one round trip and one transaction; without the term nothing of it happens.
+--
+-- A job's columns come as arrays; what a run of neighbours has in common comes once, as a *part* (lo to hi). Optional
+-- columns are empty arrays when no job of the batch has them: unnest fills up with NULL.
+WITH term AS MATERIALIZED (
+    SELECT FROM jobmaster.leader WHERE term = $1 FOR SHARE
+), ins AS (
+    INSERT INTO jobmaster.job (id, handler, args, status, priority, lane, bucket_id, dispatch, run_at,
+                               max_attempts, timeout_s, queued_at, unique_key, metadata, trace)
+    SELECT u.id, p.handler, u.args::jsonb, CASE WHEN p.bucket_id IS NULL THEN 1 ELSE 2 END, p.priority, p.lane,
+           p.bucket_id, CASE WHEN p.bucket_id IS NULL THEN 0 ELSE 1 END,
+           coalesce(to_timestamp(u.run_at), to_timestamp(($2::float8[])[u.message])),
+           p.max_attempts, p.timeout_s, to_timestamp(($2::float8[])[u.message]),
+           u.unique_key, u.metadata::jsonb, u.trace
+      FROM unnest($3::int[], $4::int[], $5::text[], $6::text[], $7::smallint[], $8::int[], $9::real[], $10::text[])
+           AS p(lo, hi, handler, lane, priority, max_attempts, timeout_s, bucket_id)
+     CROSS JOIN LATERAL unnest(
+               ($11::uuid[])[p.lo:p.hi], ($12::text[])[p.lo:p.hi], ($13::int[])[p.lo:p.hi], ($14::float8[])[p.lo:p.hi],
+               ($15::text[])[p.lo:p.hi], ($16::text[])[p.lo:p.hi], ($17::text[])[p.lo:p.hi])
+           AS u(id, args, message, run_at, unique_key, metadata, trace)
+     WHERE EXISTS (SELECT FROM term)
+    ON CONFLICT DO NOTHING
+    RETURNING id
+), out AS (
+    INSERT INTO jobmaster.outbox (outbox_id, bucket_id, deliver_at, job_ids)
+    SELECT o.outbox_id, o.bucket_id, to_timestamp(o.deliver_at), ($11::uuid[])[o.lo:o.hi]
+      FROM unnest($18::uuid[], $19::text[], $20::float8[], $21::int[], $22::int[])
+           AS o(outbox_id, bucket_id, deliver_at, lo, hi)
+     WHERE EXISTS (SELECT FROM term)
+    ON CONFLICT DO NOTHING
+), sent AS (
+    DELETE FROM jobmaster.outbox WHERE outbox_id = ANY($23::uuid[]) AND EXISTS (SELECT FROM term)
+), refused AS (
+    INSERT INTO jobmaster.rejected (source, raw, raw_bytes, reason, job_id, handler, field)
+    SELECT r.source, r.raw, r.raw_bytes, r.reason, nullif(r.job_id, ''), nullif(r.handler, ''), nullif(r.field, '')
+      FROM unnest($24::text[], $25::bytea[], $26::int[], $27::text[], $28::text[], $29::text[], $30::text[])
+           AS r(source, raw, raw_bytes, reason, job_id, handler, field)
+     WHERE EXISTS (SELECT FROM term)
+    ON CONFLICT DO NOTHING
+)
+SELECT (SELECT count(*) FROM term) AS terms, n AS inserted, CASE WHEN n < cardinality($11) THEN coalesce(ids, '{}') END AS ids
+  FROM (SELECT count(*) AS n, array_agg(id::text) AS ids FROM ins) AS done;
+
+-- name: find_clashes
+-- Why rows were not inserted: the row that is there under the same id, or the unfinished one under the same key.
+SELECT u.id::text, coalesce(same.id, other.id)::text AS existing_id, extract(epoch FROM same.queued_at)::float8 AS queued_at
+  FROM unnest($1::uuid[], $2::text[]) AS u(id, unique_key)
+  LEFT JOIN jobmaster.job AS same ON same.id = u.id
+  LEFT JOIN jobmaster.job AS other ON other.unique_key = u.unique_key AND other.status < 4;

@@ -1,0 +1,114 @@
+"""The save path: front door, one transaction, buckets, receipts, ack. DESIGN, sections 4 and 6."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+import anyio
+from msgspec import Struct
+
+from jm_core.intake import ClusterDefaults
+from jm_master.in_hand import InHand
+from jm_master.saver import Saver, Work
+from jm_master.submissions import accepted, in_batches, read, receipts_for, refusals_of
+from jm_nats.crashpoints import reach
+from jm_nats.pull import ack
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nats.aio.msg import Msg
+
+    from jm_master.outbox import Outbox
+    from jm_master.registry_view import RegistryView
+    from jm_master.runs import RunSender
+    from jm_master.wake import Wake
+    from jm_nats.connection import NatsLink
+    from jm_nats.pull import PullReader
+
+TIDY_S: Final = 1.0
+
+
+class WriterConfig(Struct, frozen=True):
+    """``workers`` batches of about ``batch_jobs`` jobs are under way at once: one is read while another commits."""
+
+    workers: int
+    batch_jobs: int
+    defaults: ClusterDefaults = ClusterDefaults()
+
+
+class Writer:
+    def __init__(
+        self,
+        link: NatsLink,
+        reader: PullReader,
+        saver: Saver,
+        sender: RunSender,
+        *,
+        outbox: Outbox,
+        view: RegistryView,
+        config: WriterConfig,
+        assign: Wake,
+    ) -> None:
+        self._link = link
+        self._reader = reader
+        self._saver = saver
+        self._sender = sender
+        self._outbox = outbox
+        self._view = view
+        self._config = config
+        self._assign = assign
+        self._in_hand = InHand()
+        self._saved_at_s = 0.0
+
+    async def run(self) -> None:
+        """Until cancelled.
+
+        Raises:
+            LostTermError: somebody else leads.
+            ConsumerGoneError: the front door's consumer was deleted.
+        """
+        async with anyio.create_task_group() as tasks:
+            for _ in range(self._config.workers):
+                tasks.start_soon(self._serve)
+            tasks.start_soon(self._tidy)
+            tasks.start_soon(self._in_hand.keep_alive)
+
+    async def save(self, messages: Sequence[Msg]) -> None:
+        """One batch, from its bytes to its ack."""
+        batch = read(messages, self._reader.stream, self._view.handlers, self._config.defaults)
+        reach("writer.after_read")
+        work = Work(batch, [submitted.queued_at for submitted in batch])
+        await self._saver.save(work, accepted(batch), refusals_of(batch))
+        self._saved_at_s = time.monotonic()
+        reach("writer.after_commit")
+        await self._send(work)
+        reach("writer.after_publish")
+        for submitted in batch:
+            if submitted.receipt_to:
+                await self._link.nc.publish(submitted.receipt_to, receipts_for(submitted, work.fates))
+        for message in messages:
+            ack(message)
+        reach("writer.after_ack")
+
+    async def _serve(self) -> None:
+        while True:
+            messages = await self._reader.take(self._config.batch_jobs)
+            with self._in_hand.holding(messages):
+                for batch in in_batches(messages, self._config.batch_jobs):
+                    await self.save(batch)
+
+    async def _send(self, work: Work) -> None:
+        self._saver.sent += await self._sender.send_all(work.outgoing, now_s=time.time())
+        if work.uncertain:
+            await self._outbox.resend(work.uncertain)
+        if work.left_on_master:
+            self._assign.set()
+
+    async def _tidy(self) -> None:
+        """Delete the outbox rows of sent messages when no next batch comes along to do it."""
+        while True:
+            await anyio.sleep(TIDY_S)
+            if self._saver.sent and time.monotonic() - self._saved_at_s >= TIDY_S:
+                await self._saver.save(Work(), [], [])
