@@ -44,6 +44,7 @@ DRAIN_TIMEOUT_S: Final = 30.0
 # Flow.
 CREDIT_MAX: Final = 5_000  # jobs of one worker that may lie in its buckets
 CREDIT_HORIZON_S: Final = 2.0  # of the worker's measured rate
+RATE_PRIOR_PER_S: Final = 500.0  # of a worker that has not shown its own yet
 CREDIT_WAIT_S: Final = 0.05  # how long a batch waits for credit that is about to come
 FLUSH_S: Final = 0.05  # an attempt that outlives this sends `started`
 SCHEDULE_LEAD_S: Final = 1.5  # a scheduled message is aimed this early; the server delivers 140-400 ms late

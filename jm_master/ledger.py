@@ -161,6 +161,10 @@ class Ledger:
     def _rate(self, worker: str, now_s: float) -> float:
         rate = self._rates.get(worker)
         if rate is None:
-            return 0.0
+            # Nothing is known of it yet: enough for a first burst of short jobs to go straight into a bucket, little
+            # enough that a first burst of long ones is soon rebalanced.
+            return limits.RATE_PRIOR_PER_S
+        if not self._outstanding(worker):
+            return rate.per_s  # having nothing to do says nothing about how fast it is
         idle_s = now_s - rate.since_s
         return rate.per_s if idle_s < IDLE_AFTER_S else smoothed_rate(rate.per_s, rate.finished, idle_s)

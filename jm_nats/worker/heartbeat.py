@@ -50,6 +50,7 @@ class Heartbeat:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
         self._thread = threading.Thread(target=self._main, name="jm-heartbeat", daemon=True)
+        self._revision = 0
         self.acknowledged_s = 0.0  # monotonic time of the last beat that NATS confirmed
 
     async def start(self) -> None:
@@ -99,7 +100,8 @@ class Heartbeat:
             while not self._stopping.is_set():
                 await self._pause()
                 await self._try_beat(kv)
-            await kv.delete(self._snapshot().worker)
+            # Compare-and-set: a process that took over our id keeps its key.
+            await kv.delete(self._snapshot().worker, revision=self._revision)
 
     async def _pause(self) -> None:
         assert self._stopping is not None
@@ -124,5 +126,5 @@ class Heartbeat:
 
     async def _beat(self, kv: CasKv) -> None:
         record = self._snapshot()
-        await kv.put(record.worker, wire.encode(record))
+        self._revision = (await kv.put(record.worker, wire.encode(record))).revision
         self.acknowledged_s = time.monotonic()
