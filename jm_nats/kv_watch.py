@@ -12,7 +12,7 @@ import asyncio
 import logging
 import random
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
@@ -37,6 +37,7 @@ BATCH_BYTES: Final = 4 * 1024 * 1024
 INACTIVE_S: Final = 60.0  # then the server removes the consumer of a watcher that died
 QUIET_S: Final = 1.0
 WAIT_FIRST_S: Final = 0.1
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 WAIT_MAX_S: Final = 5.0
 
 
@@ -201,8 +202,7 @@ class _Reading:
         key, headers = message.subject.removeprefix(self._prefix), message.headers or {}
         if is_removal(headers):
             return Removed(key, facts.stream_seq, expired=headers.get("Nats-Marker-Reason") == "MaxAge")
-        stored_at = datetime.fromtimestamp(facts.timestamp_ns / 1_000_000_000, UTC)
-        return Changed(Entry(key, message.data, facts.stream_seq, stored_at))
+        return Changed(Entry(key, message.data, facts.stream_seq, instant(facts.timestamp_ns)))
 
     async def _more_within(self, quiet_s: float) -> bool:
         """What was pending may expire or be replaced before it is sent: the consumer knows when nothing is left."""
@@ -215,6 +215,11 @@ class _Reading:
                 self._pending = info["num_pending"]
             return False
         return True
+
+
+def instant(timestamp_ns: int) -> datetime:
+    """Rounded as msgspec rounds the same time from text, so that an entry is equal however it was read."""
+    return EPOCH + timedelta(microseconds=(timestamp_ns + 500) // 1000)
 
 
 def is_removal(headers: Mapping[str, str]) -> bool:

@@ -77,9 +77,9 @@ async def consumer_info(link, names, bucket="b"):
 
 async def test_everything_comes_once_in_order_and_acked_is_gone(link, names):
     async with reading(link, names, batch=50) as reader:
-        await publish(link, names, 1000)
-        got = await take_all(reader, 1000, at_once=30)
-        assert [int(m.data) for m in got] == list(range(1000))
+        await publish(link, names, 400)
+        got = await take_all(reader, 400, at_once=30)
+        assert [int(m.data) for m in got] == list(range(400))
         assert {meta(m).deliveries for m in got} == {1}
         await emptied(link, names)
 
@@ -100,13 +100,13 @@ async def test_a_message_is_there_the_moment_it_is_published(link, names):
 
 
 async def test_a_cancelled_take_loses_nothing(link, names):
-    # BR-007 and BR-121: cancelled while messages arrive, thousands of times.
+    # BR-007 and BR-121: cancelled while messages arrive, again and again.
     async with reading(link, names, batch=20) as reader:
-        publishing = asyncio.create_task(publish(link, names, 3000))
+        publishing = asyncio.create_task(publish(link, names, 1000))
         got = []
         cancelled = 0
         async with asyncio.timeout(SOON_S):
-            while len(got) < 3000:
+            while len(got) < 1000:
                 taking = asyncio.create_task(reader.take(3))
                 for _ in range(cancelled % 4):
                     await asyncio.sleep(0)
@@ -121,8 +121,8 @@ async def test_a_cancelled_take_loses_nothing(link, names):
                 for message in messages:
                     ack(message)
         await publishing
-        assert cancelled > 100
-        assert sorted(int(m.data) for m in got) == list(range(3000))
+        assert cancelled > 30
+        assert sorted(int(m.data) for m in got) == list(range(1000))
         assert {meta(m).deliveries for m in got} == {1}
 
 
