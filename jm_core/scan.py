@@ -57,7 +57,7 @@ def elements(text: bytes, *, at_most: int) -> list[bytes]:
             if not depth:
                 start = match.start() + 1
             depth += match.end() - match.start()
-        elif token != _QUOTE:
+        elif token != _QUOTE and depth:
             run = match.end() - match.start()
             if run >= depth:
                 return _with_last(found, text, start, match.start() + depth - 1)

@@ -66,6 +66,7 @@ def test_elements_come_out_as_they_were_written(text, parts):
         (b"[", [b""]),
         (b"", [b""]),
         (b"5", [b"5"]),
+        (b"],[1]", [b"1"]),
     ],
     ids=str,
 )
