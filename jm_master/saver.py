@@ -104,11 +104,12 @@ class Saver:
         self, work: Work, batch: SaveBatch, inserted: frozenset[str], jobs: Jobs, *, again: bool
     ) -> None:
         """Some rows were there already: a message delivered twice, a job sent twice, or a unique key that is taken."""
-        for out in batch.outgoing:
-            self._keep_inserted(work, out, inserted)
+        empty = [out.outbox_id for out in batch.outgoing if not self._keep_inserted(work, out, inserted)]
         if again:
             # The answer to an earlier COMMIT may have been lost. The outbox rows tell what it wrote.
             work.uncertain += [out.outbox_id for out in batch.outgoing]
+        else:
+            self.sent += empty  # nobody waits for these messages: their rows go too
         missing = [[job for job in of_message if job.id not in inserted] for of_message in jobs]
         once_more = await self._judge(work, missing)
         if any(once_more):
@@ -131,16 +132,17 @@ class Saver:
                     work.fates.duplicates[job.id] = clash.existing_id
         return once_more
 
-    def _keep_inserted(self, work: Work, out: Outgoing, inserted: frozenset[str]) -> None:
-        """Send a message with those of its jobs that are new."""
+    def _keep_inserted(self, work: Work, out: Outgoing, inserted: frozenset[str]) -> bool:
+        """Send a message with those of its jobs that are new; False when none is."""
         part, group = out.part, out.part.group
         places = [place for place in range(part.lo, part.hi) if group.jobs[place].id in inserted]
         self._placer.release_some(part, part.hi - part.lo - len(places))
         if not places:
-            return  # its outbox row, if it is ours, is resent or swept
+            return False
         jobs, messages = [group.jobs[place] for place in places], [group.messages[place] for place in places]
         kept = Part(replace(group, jobs=jobs, messages=messages), 0, len(jobs), part.bucket)
         work.outgoing.append(_message(out, kept, work.queued_at))
+        return True
 
 
 def _message(out: Outgoing, part: Part, queued_at: list[float]) -> RunMessage:

@@ -33,9 +33,8 @@ STOP_TIMEOUT_S: Final = 45.0  # a worker's drain timeout and more
 LOG_TAIL_LINES: Final = 40
 
 # What each says, at level INFO, once it does its work.
-WORKER_READY: Final = "worker ready"
-COORDINATOR_READY: Final = "coordinator leads"
-COORDINATOR_WAITS: Final = "coordinator stands by"
+WORKER_READY: Final = ": worker ready"
+COORDINATOR_READY: Final = ": leading"
 TROUBLE: Final = re.compile(r"^.*(?:\bERROR\b|\bCRITICAL\b|Traceback \(most recent call last\)).*$", re.MULTILINE)
 
 
@@ -49,15 +48,7 @@ class JmProcess:
         self._ready = ready
         self._log = self.log_path.open("rb")
         self._read = b""
-        with (folder / f"{name}.lock").open("wb") as lock:
-            self._child = ChildProcess(
-                argv,
-                cwd=ROOT,
-                env=dict(env),
-                log_path=self.log_path,
-                lock_fd=lock.fileno(),
-                stop_signal=signal.SIGTERM,
-            )
+        self._child = ChildProcess(argv, cwd=ROOT, env=dict(env), log_path=self.log_path, stop_signal=signal.SIGTERM)
         self.pid = self._child.pid
 
     def __repr__(self) -> str:
