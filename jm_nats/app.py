@@ -8,7 +8,7 @@ from typing import Any
 from jm_core import limits
 from jm_core.errors import InvalidSettingError
 from jm_core.model import DEFAULT_LANE, Priority
-from jm_core.retry import DEFAULT_BACKOFF, Backoff, Delays, Fixed
+from jm_core.retry import DEFAULT_BACKOFF, Backoff, Delays, Exponential, Fixed
 from jm_nats.client import JobClient
 from jm_nats.config import NatsConfig
 from jm_nats.handlers import Executor, Handler
@@ -78,6 +78,8 @@ class JobMaster:
         Raises:
             InvalidSettingError, InvalidNameError: at import, naming the handler and the setting.
         """
+        if not isinstance(name, str):
+            raise InvalidSettingError(f"a handler needs a name: write @app.handler('name'), not {name!r:.100}")
 
         def register(function: Callable[..., Any]) -> Handler:
             if name in self.handlers:
@@ -91,8 +93,8 @@ class JobMaster:
                 lane=lane,
                 priority=priority,
                 max_attempts=max_attempts,
-                timeout_s=timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout),
-                backoff=_policy(backoff),
+                timeout_s=_seconds(name, "timeout", timeout),
+                backoff=_policy(name, backoff),
                 executor=executor,
                 exclusive=exclusive,
             )
@@ -106,9 +108,17 @@ class JobMaster:
         return sorted({h.lane for h in self.handlers.values()} | {DEFAULT_LANE})
 
 
-def _policy(backoff: Backoff | Sequence[float] | float) -> Backoff:
-    if isinstance(backoff, int | float):
-        return Fixed(float(backoff))
-    if isinstance(backoff, Sequence):
-        return Delays(tuple(float(d) for d in backoff))
-    return backoff
+def _policy(name: str, backoff: Backoff | Sequence[float] | float) -> Backoff:
+    if isinstance(backoff, Fixed | Delays | Exponential):
+        return backoff
+    if isinstance(backoff, Sequence) and not isinstance(backoff, str | bytes):
+        return Delays(tuple(_seconds(name, "backoff", delay) for delay in backoff))
+    return Fixed(_seconds(name, "backoff", backoff))
+
+
+def _seconds(name: str, setting: str, value: Any) -> float:
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidSettingError(f"handler {name!r}: {setting} {value!r:.40} is no number of seconds")
+    return float(value)

@@ -3,9 +3,10 @@
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, Literal, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_type_hints
 
 import msgspec
+import msgspec.inspect
 import uuid_utils
 from msgspec import UNSET, Raw, UnsetType
 
@@ -14,7 +15,7 @@ from jm_core.errors import InvalidJobError, InvalidSettingError
 from jm_core.ids import parse_handler_name, parse_job_id, parse_name
 from jm_core.intake import check_fields
 from jm_core.model import Priority
-from jm_core.payload import check_args, check_no_lost_floats
+from jm_core.payload import check_args, check_no_lost_floats, cut_text
 from jm_core.retry import Backoff, problem_of
 from jm_core.wire import HandlerDefaults, Submission
 from jm_nats.context import JobContext
@@ -39,13 +40,18 @@ SUBMIT_OPTIONS: Final = frozenset(
         "job_id",
     }
 )
+PROBLEM_BYTES_MAX: Final = 300
 _encode = msgspec.json.Encoder().encode
+_decode_any = msgspec.json.Decoder(dict[str, Any]).decode
+_JSON_TYPES: Final = (str, int, float, bool, type(None), list, dict)
 
 
 class ArgumentsError(InvalidJobError):
     """Arguments that do not fit the handler's signature."""
 
     def __init__(self, handler: str, problem: str) -> None:
+        # The problem may quote a stranger's key, of any length.
+        problem = cut_text(problem, PROBLEM_BYTES_MAX)
         super().__init__("args", f"handler {handler!r}: {problem}", remedy="pass what its signature asks for")
 
 
@@ -68,7 +74,7 @@ class Handler:
         self.name = parse_handler_name(name)
         self.function = function
         self.lane = parse_name("lane", lane)
-        self.priority = Priority(priority)
+        self.priority = priority
         self.max_attempts = max_attempts
         self.timeout_s = timeout_s
         self.backoff = backoff
@@ -76,9 +82,9 @@ class Handler:
         self.executor: Executor = executor or ("async" if inspect.iscoroutinefunction(function) else "thread")
         self.context_parameter: str | None = None
         self.takes_any = False
+        self._check_settings()
         self._arguments = self._argument_struct()
         self._decoder = msgspec.json.Decoder(self._arguments)
-        self._check_settings()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -217,11 +223,15 @@ class Handler:
 
     def _check(self, raw: bytes) -> None:
         # The same decoder that runs before the handler is called: what passes here passes there.
-        try:
-            self._decoder.decode(raw)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise ArgumentsError(self.name, str(error).replace("`$.", "`")) from None
+        self._decoded(raw)
         check_args(raw)
+
+    def _decoded(self, raw: bytes) -> Any:
+        try:
+            return self._decoder.decode(raw)
+        except Exception as error:  # noqa: BLE001  (an annotated type's own code may raise anything)
+            text = str(error).replace("`$.", "`") if isinstance(error, msgspec.DecodeError) else repr(error)
+            raise ArgumentsError(self.name, text) from None
 
     # -- running
 
@@ -231,15 +241,12 @@ class Handler:
         Raises:
             ArgumentsError: they do not fit; the job is quarantined, not retried.
         """
-        try:
-            decoded = self._decoder.decode(raw)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise ArgumentsError(self.name, str(error).replace("`$.", "`")) from None
-        if self.takes_any:
-            return decoded  # type: ignore[no-any-return]  # a plain dict
-        return {
-            name: value for name in self._arguments.__struct_fields__ if (value := getattr(decoded, name)) is not UNSET
-        }
+        decoded = self._decoded(raw)
+        given = _decode_any(raw) if self.takes_any else {}
+        for name in self._arguments.__struct_fields__:
+            if (value := getattr(decoded, name)) is not UNSET:
+                given[name] = value
+        return given
 
     def defaults(self) -> HandlerDefaults:
         """What the cluster is told, so that foreign clients may leave it out."""
@@ -248,11 +255,16 @@ class Handler:
     # -- declaration
 
     def _argument_struct(self) -> Any:
-        hints = get_type_hints(self.function, include_extras=True)
+        try:
+            hints = get_type_hints(self.function, include_extras=True)
+            parameters = inspect.signature(self.function).parameters.values()
+        except Exception as error:
+            problem = f"its annotations cannot be read: {error!r}"
+            raise self._undeclarable(f"{problem}; import them outside TYPE_CHECKING, and declare a function") from error
         fields: list[tuple[str, Any, Any]] = []
-        for parameter in inspect.signature(self.function).parameters.values():
+        for parameter in parameters:
             annotation = hints.get(parameter.name, Any)
-            if annotation is JobContext:
+            if annotation is JobContext or JobContext in get_args(annotation):
                 self.context_parameter = parameter.name
             elif parameter.kind is parameter.VAR_KEYWORD:
                 self.takes_any = True
@@ -264,31 +276,67 @@ class Handler:
                 fields.append((parameter.name, annotation, msgspec.NODEFAULT))
             else:
                 fields.append((parameter.name, annotation | UnsetType if annotation is not Any else Any, UNSET))
-        if self.takes_any:
-            return dict[str, Any]
-        struct = msgspec.defstruct(f"{self.name}Args", fields, kw_only=True, forbid_unknown_fields=True, gc=False)
+        return self._struct_of(fields)
+
+    def _struct_of(self, fields: list[tuple[str, Any, Any]]) -> Any:
         try:
+            struct = msgspec.defstruct(
+                f"{self.name}Args", fields, kw_only=True, forbid_unknown_fields=not self.takes_any, gc=False
+            )
             msgspec.json.Decoder(struct)
-        except TypeError as error:
-            raise self._undeclarable(f"an annotation that JSON cannot be checked against: {error}") from None
+            foreign = sorted({cls.__qualname__ for cls in _foreign_types(msgspec.inspect.type_info(struct), set())})
+        except Exception as error:
+            raise self._undeclarable(f"an annotation that JSON cannot be checked against: {error}") from error
+        if foreign:
+            problem = f"JSON has no {', '.join(foreign)}"
+            raise self._undeclarable(f"{problem}; annotate with str, int, list, dict, a dataclass or msgspec.Struct")
         return struct
 
     def _check_settings(self) -> None:
-        if not 1 <= self.max_attempts <= limits.ATTEMPTS_MAX:
-            raise self._undeclarable(f"max_attempts {self.max_attempts} is outside 1 to {limits.ATTEMPTS_MAX}")
+        try:
+            _label(self.priority)
+        except InvalidJobError as error:
+            raise self._undeclarable(f"priority: {error.problem}; {error.remedy}") from None
+        self.priority = Priority(self.priority)
+        if type(self.max_attempts) is not int or not 1 <= self.max_attempts <= limits.ATTEMPTS_MAX:
+            raise self._undeclarable(f"max_attempts {self.max_attempts!r} is no number from 1 to {limits.ATTEMPTS_MAX}")
         if not 0 < self.timeout_s <= limits.TIMEOUT_S_MAX:
             raise self._undeclarable(f"timeout {self.timeout_s} is outside 0 to {limits.TIMEOUT_S_MAX:.0f} seconds")
         if (problem := problem_of(self.backoff)) is not None:
             raise self._undeclarable(f"backoff: {problem}")
         if self.executor not in ("async", "thread", "process"):
             raise self._undeclarable(f"executor {self.executor!r} is unknown; use async, thread or process")
-        if (self.executor == "async") != inspect.iscoroutinefunction(self.function):
+        self._check_function()
+
+    def _check_function(self) -> None:
+        function: Any = self.function
+        if not callable(function) or inspect.isclass(function):
+            raise self._undeclarable(f"{function!r:.100} is no function")
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise self._undeclarable("it yields; a handler returns its result, it cannot be a generator")
+        if (self.executor == "async") != inspect.iscoroutinefunction(function):
             raise self._undeclarable(f"executor {self.executor!r} does not fit a function of this kind")
-        if self.executor == "process" and "<locals>" in self.function.__qualname__:
+        if self.executor == "process" and "<" in getattr(function, "__qualname__", "<"):
             raise self._undeclarable("a process handler must be a function of a module, so that a child can import it")
 
     def _undeclarable(self, problem: str) -> InvalidSettingError:
         return InvalidSettingError(f"handler {self.name!r}: {problem}")
+
+
+def _foreign_types(info: Any, seen: set[Any]) -> Iterator[type]:
+    """Classes in a type that no JSON value is an instance of: jobs with them could be declared and never run."""
+    if isinstance(info, msgspec.inspect.CustomType):
+        if not any(issubclass(json_type, info.cls) for json_type in _JSON_TYPES):
+            yield info.cls
+    elif isinstance(info, list | tuple):
+        for part in info:
+            yield from _foreign_types(part, seen)
+    elif isinstance(info, msgspec.Struct):
+        if (cls := getattr(info, "cls", None)) is not None and cls in seen:
+            return  # a class that contains itself
+        seen.add(cls)
+        for name in info.__struct_fields__:
+            yield from _foreign_types(getattr(info, name), seen)
 
 
 # Options come from code that nothing has checked. A wrong one is passed on as it is: `check_fields` knows what to say.
