@@ -201,7 +201,10 @@ class _Open:
         """
         async with self._receipts.expect() as expected:
             headers = {wire.HEADER_RECEIPT_TO: expected.subject}
-            await self._publisher.publish(self._subject, data, msg_id=_message_id(jobs), headers=headers)
+            # Not the job's id alone: of a job that is submitted again JetStream would drop the message, and then
+            # nobody would answer. The primary key finds the duplicate, and the writer says so.
+            msg_id = f"{_message_id(jobs)} {expected.subject}"
+            await self._publisher.publish(self._subject, data, msg_id=msg_id, headers=headers)
             try:
                 answers = await expected.answer()
             except TimeoutError:
