@@ -213,8 +213,8 @@ class PullReader:
     async def pause(self) -> None:
         """Stop asking; when this returns nothing more arrives, and what did arrive can still be taken.
 
-        The request is cut off by unsubscribing its inbox: the server drops requests nobody listens for. All it had
-        sent by then is awaited, so nothing has to be delivered twice.
+        The request is cut off by unsubscribing its inbox: the server drops requests nobody listens for. What it had
+        sent by then is awaited, so nothing has to wait for its ack wait to end.
         """
         self._paused = True
         async with self._busy:

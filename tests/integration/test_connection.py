@@ -318,8 +318,26 @@ async def test_a_restart_is_ridden_out_with_one_line_each_way(caplog):
     assert len(lines) <= 5
 
 
+@pytest.mark.parametrize("words", ["User Authentication Expired", "Authorization Violation", "Something New"])
+async def test_a_link_outlives_what_the_server_complains_about(nats_server, words):
+    # nats.py closes for good.
+    async with await connect(config_for(nats_server), client_name="t") as link:
+        await link.nc._ps.parse(f"-ERR '{words}'\r\n".encode())
+        await change(lambda: link.nc.stats["reconnects"] == 1)
+        async with asyncio.timeout(10):
+            await link.wait_connected()
+        await link.api("INFO")
+
+
+async def test_a_permission_that_is_missing_costs_no_connection(nats_server, caplog):
+    async with await connect(config_for(nats_server), client_name="t") as link:
+        await link.nc._ps.parse(b"-ERR 'Permissions Violation for Publish to \"x\"'\r\n")
+        assert link.connected
+        assert "permissions violation" in link.trouble
+    assert "permissions violation" in caplog.text
+
+
 async def test_a_link_outlives_the_loss_of_its_user():
-    # nats.py closes for good on this -ERR.
     with NatsServer(extra_config=USER_AND_PASSWORD) as server:
         async with await connect(config_for(server, user="u", password=SECRET), client_name="t") as link:
             reload_config(server, SECRET, "another")

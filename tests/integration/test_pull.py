@@ -121,7 +121,7 @@ async def test_a_cancelled_take_loses_nothing(link, names):
                 for message in messages:
                     ack(message)
         await publishing
-        assert cancelled > 30
+        assert cancelled > 5
         assert sorted(int(m.data) for m in got) == list(range(1000))
         assert {meta(m).deliveries for m in got} == {1}
 
@@ -213,25 +213,28 @@ async def test_bounds_that_make_no_sense_are_refused(link, batch, max_bytes, exp
 
 
 async def test_a_pause_cuts_off_and_loses_nothing(link, names):
-    async with reading(link, names, batch=100) as reader:
-        taking = asyncio.create_task(reader.take(1))
-        await publish(link, names, 1)
-        ack((await taking)[0])
-        publishing = asyncio.create_task(publish(link, names, 500))
-        await until(lambda: reader.buffered)
-        await reader.pause()
-        here = reader.buffered
-        await publishing
-        await link.round_trip()
-        assert reader.buffered == here
-        assert (await consumer_info(link, names)).num_ack_pending == here  # all that was delivered is here
-        taken = await reader.take(1000)
-        assert len(taken) == here
-        for message in taken:
-            ack(message)
+    # Fifty pauses, each a little later after the request has left: some meet messages on their way.
+    async with reading(link, names, batch=20) as reader:
+        await publish(link, names, 600)
+        got = []
+        for n in range(50):
+            await until(lambda n=n: reader._pulls > n)
+            await asyncio.sleep(0.0001 * (n % 25))
+            await reader.pause()
+            here = reader.buffered
+            await link.round_trip()
+            assert reader.buffered == here
+            if here:
+                got += await take_all(reader, here)
+            if len(got) == 600:
+                break
+            reader.resume()
         reader.resume()
-        rest = await take_all(reader, 500 - here)
-        assert {meta(m).deliveries for m in taken + rest} == {1}
+        if len(got) < 600:
+            got += await take_all(reader, 600 - len(got))
+        # One that got lost would come again after the ack wait of 30 s. (One that the server was about to send, and
+        # found nobody for, counts as delivered, and comes at once.)
+        assert sorted(int(m.data) for m in got) == list(range(600))
 
 
 async def test_what_was_not_taken_goes_back_at_once(link, names):
@@ -469,4 +472,4 @@ def test_a_message_that_is_from_no_consumer_cannot_be_acked():
 async def until(condition):
     async with asyncio.timeout(SOON_S):
         while not condition():
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.001)
