@@ -69,15 +69,15 @@ def due_second(due_s: float, now_s: float, threshold_s: float) -> int | None:
     return int(due_s)
 
 
-def parts_of(group: Group, shares: Sequence[Share]) -> list[Part]:
-    """Cut a group: each bucket's share into messages, the rest for the master."""
+def parts_of(group: Group, shares: Sequence[Share], count: int) -> list[Part]:
+    """Cut the first ``count`` jobs of a group: each bucket's share into messages, the rest for the master."""
     parts: list[Part] = []
     start = 0
     for share in shares:
         parts += [Part(group, lo, hi, share.bucket) for lo, hi in message_ranges(group, start, start + share.count)]
         start += share.count
-    if start < len(group.jobs):
-        parts.append(Part(group, start, len(group.jobs)))
+    if start < count:
+        parts.append(Part(group, start, count))
     return parts
 
 

@@ -121,7 +121,7 @@ class Leader:
 
     def _writer(self, reader: PullReader, sender: RunSender, outbox: Outbox, term: Term) -> Writer:
         config = self._config
-        placer = Placer(self._ledger, credit_wait_s=config.credit_wait_s)
+        placer = Placer(self._ledger, wait_s=config.credit_wait_s)
         saver = Saver(
             self._database,
             SaveStore(self._database, term),

@@ -18,8 +18,10 @@ from jm_core.placement import BucketLoad, Share, WorkerLoad, bucket_credit, elig
 from jm_master.registry_view import RegistryView
 from jm_master.wake import Pulse
 
-RATE_WINDOW_S: Final = 0.05  # shorter, and two jobs that end together would look like thousands a second
-IDLE_AFTER_S: Final = 0.25  # without an outcome for so long a rate is seen to decay
+RATE_WINDOW_S: Final = 0.05
+RUN_MIN_S: Final = 1e-4
+RUN_WEIGHT: Final = 0.2  # of the newest report in the smoothed run time
+SILENT_AFTER_S: Final = 0.25  # without an outcome for so long a rate is seen to decay
 LATER_HORIZON_S: Final = 2.0  # what is due within this counts as due now
 
 
@@ -29,9 +31,37 @@ class _Account(Struct):
 
 
 class _Rate(Struct):
-    per_s: float = 0.0
+    """What one worker gets done. Jobs that end together must not look like jobs that are quick: hence ``run_s``."""
+
+    # Nothing is known of it yet: enough for a first burst of short jobs to go straight into a bucket, little enough
+    # that a first burst of long ones is soon rebalanced.
+    per_s: float = limits.RATE_PRIOR_PER_S
     since_s: float = 0.0
-    finished: int = 0
+    finished: int = 0  # since then
+    run_s: float = 0.0  # smoothed run time of a job
+
+    def add(self, count: int, run_s: float | None, now_s: float) -> None:
+        self.finished += count
+        if run_s is not None:
+            self.run_s += RUN_WEIGHT * (run_s - self.run_s) if self.run_s else run_s
+        elapsed_s = now_s - self.since_s
+        if elapsed_s >= RATE_WINDOW_S:
+            self.per_s = smoothed_rate(self.per_s, self.finished, elapsed_s)
+            self.since_s, self.finished = now_s, 0
+        else:
+            self.per_s = max(self.per_s, self.finished / RATE_WINDOW_S)
+
+    def seen_at(self, now_s: float, *, slots: int, is_busy: bool) -> float:
+        """Jobs per second, as far as the slots can bear it. Without an outcome for a while it decays, unless there is
+        nothing to do: that says nothing about how fast the worker is.
+        """
+        silent_s = now_s - self.since_s
+        decays = is_busy and silent_s >= SILENT_AFTER_S
+        per_s = smoothed_rate(self.per_s, self.finished, silent_s) if decays else self.per_s
+        return min(per_s, slots / max(self.run_s, RUN_MIN_S))
+
+
+_UNKNOWN: Final = _Rate()
 
 
 class Ledger:
@@ -96,17 +126,12 @@ class Ledger:
             account.due = max(0, account.due - count)
         self.freed.beat()
 
-    def settle(self, bucket: str, worker: str, count: int, *, now_s: float) -> None:
-        """``count`` outcomes of ``bucket`` are recorded."""
+    def settle(self, bucket: str, worker: str, count: int, *, run_s: float | None, now_s: float) -> None:
+        """``count`` outcomes of ``bucket`` are recorded; ``run_s`` is how long one of them ran, if it ran."""
         account = self._account(bucket)
         account.due = max(0, account.due - count)
         self._moved_at_s = now_s
-        rate = self._rates.setdefault(worker, _Rate(since_s=now_s - RATE_WINDOW_S))
-        rate.finished += count
-        elapsed_s = now_s - rate.since_s
-        if elapsed_s >= RATE_WINDOW_S:
-            rate.per_s = smoothed_rate(rate.per_s, rate.finished, elapsed_s)
-            rate.since_s, rate.finished = now_s, 0
+        self._rates.setdefault(worker, _Rate(since_s=now_s - RATE_WINDOW_S)).add(count, run_s, now_s)
         self.freed.beat()
 
     def mature(self, *, wall_s: float) -> None:
@@ -152,19 +177,8 @@ class Ledger:
         return eligible(loads, Lane(lane), priority, handler)
 
     def _credit(self, load: BucketLoad, now_s: float) -> int:
-        worker = load.worker
-        weights = sum(WEIGHTS[p] for p in self._view.priorities_of(worker))
-        slots = self._view.slots_of(worker)
+        worker, slots = load.worker, self._view.slots_of(load.worker)
         outstanding = self._outstanding(worker)
-        return bucket_credit(load, WorkerLoad(worker, slots, self._rate(worker, now_s), outstanding), weights)
-
-    def _rate(self, worker: str, now_s: float) -> float:
-        rate = self._rates.get(worker)
-        if rate is None:
-            # Nothing is known of it yet: enough for a first burst of short jobs to go straight into a bucket, little
-            # enough that a first burst of long ones is soon rebalanced.
-            return limits.RATE_PRIOR_PER_S
-        if not self._outstanding(worker):
-            return rate.per_s  # having nothing to do says nothing about how fast it is
-        idle_s = now_s - rate.since_s
-        return rate.per_s if idle_s < IDLE_AFTER_S else smoothed_rate(rate.per_s, rate.finished, idle_s)
+        rate = self._rates.get(worker, _UNKNOWN).seen_at(now_s, slots=slots, is_busy=outstanding > 0)
+        weights = sum(WEIGHTS[p] for p in self._view.priorities_of(worker))
+        return bucket_credit(load, WorkerLoad(worker, slots, rate, outstanding), weights)

@@ -5,27 +5,46 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from jm_core.placement import credit_wait_s
 from jm_core.save_plan import SECOND_NOW, Group, Part, parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from jm_core.placement import Share
     from jm_master.ledger import Ledger
 
 
 class Placer:
     """Reserves credit; what is not sent after all has to be released."""
 
-    def __init__(self, ledger: Ledger, *, credit_wait_s: float) -> None:
+    def __init__(self, ledger: Ledger, *, wait_s: float) -> None:
         self._ledger = ledger
-        self._credit_wait_s = credit_wait_s
+        self._wait_s = wait_s
 
-    async def place(self, groups: Sequence[Group]) -> list[Part]:
-        """Parts in the order of the groups; what has no bucket, no credit or much time stays on the master."""
+    async def place(self, groups: Sequence[Group]) -> tuple[list[Part], list[Group]]:
+        """What to write now, and what to come back with.
+
+        What has no bucket, no credit or much time stays on the master. Only when the credit is short and nothing
+        moves yet (a flood begins) the rest is given back: once the first jobs have shown how long they take, there
+        may be credit for all of them.
+        """
         self._ledger.mature(wall_s=time.time())
-        await self._wait_for_credit(groups)
-        return [part for group in groups for part in self._share(group)]
+        begins = self._ledger.progress_age_s(now_s=time.monotonic()) > self._wait_s
+        if not begins:
+            await self._wait_for_credit(groups)
+        parts: list[Part] = []
+        rest: list[Group] = []
+        for group in groups:
+            shares = self._share(group)
+            given, count = sum(share.count for share in shares), len(group.jobs)
+            if begins and 0 < given < count and group.second == SECOND_NOW:
+                rest.append(replace(group, jobs=group.jobs[given:], messages=group.messages[given:]))
+                count = given
+            parts += parts_of(group, shares, count)
+        return parts, rest
 
     def release(self, parts: Sequence[Part]) -> None:
         for part in parts:
@@ -35,19 +54,20 @@ class Placer:
         if part.bucket and count:
             self._ledger.take_back(part.bucket, count, second=part.group.second or 0)
 
-    def _share(self, group: Group) -> list[Part]:
-        ledger, count, now_s = self._ledger, len(group.jobs), time.monotonic()
+    def _share(self, group: Group) -> list[Share]:
+        """Reserve what there is."""
+        ledger, now_s = self._ledger, time.monotonic()
         if group.second is None:
-            return parts_of(group, [])
+            return []
         later = group.second != SECOND_NOW
-        shares = ledger.offer(group.lane, group.priority, group.handler, count, later=later, now_s=now_s)
+        shares = ledger.offer(group.lane, group.priority, group.handler, len(group.jobs), later=later, now_s=now_s)
         for share in shares:
             ledger.give(share.bucket, share.count, second=group.second, now_s=now_s)
-        return parts_of(group, shares)
+        return shares
 
     async def _wait_for_credit(self, groups: Sequence[Group]) -> None:
         """Jobs that take microseconds free their credit in milliseconds: cheaper than a way round by the master."""
-        until_s = time.monotonic() + self._credit_wait_s
+        until_s = time.monotonic() + self._wait_s
         while (now_s := time.monotonic()) < until_s:
             short_of = max((self._short_of(group, now_s) for group in groups), default=0)
             wait_s = credit_wait_s(short_of=short_of, progress_age_s=self._ledger.progress_age_s(now_s=now_s))

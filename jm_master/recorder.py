@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T", wire.Finished, End, wire.Started, wire.Progress)
 
 MESSAGES_MAX = 64  # of one take
+SAMPLE_EVERY = 16  # of the run times that tell how quick a worker is
 
 
 class Recorder:
@@ -127,7 +128,7 @@ class Recorder:
 
         async def apply(some: Sequence[wire.Finished], at: Sequence[int]) -> None:
             answer = await self._ride_out(lambda: self._store.record_successes(some, at, batch.workers))
-            self._settle(batch, [event.id for event in some], at, answer)
+            self._settle(batch, some, at, answer)
 
         await _bisecting(events, places, apply, refused)
 
@@ -142,7 +143,7 @@ class Recorder:
 
         async def apply(some: Sequence[End], at: Sequence[int]) -> None:
             answer = await self._ride_out(lambda: self._store.record_ends(some, at, batch.workers, batch.buckets))
-            self._settle(batch, [end.id for end in some], at, answer)
+            self._settle(batch, some, at, answer)
             if any(end.status is JobStatus.ON_MASTER for end in some):
                 self._assign.set()
 
@@ -195,17 +196,27 @@ class Recorder:
             raise LostTermError(self._term)
         return answer
 
-    def _settle(self, batch: Batch, ids: Sequence[str], places: Sequence[int], answer: Recorded) -> None:
+    def _settle(
+        self, batch: Batch, ends: Sequence[wire.Finished | End], places: Sequence[int], answer: Recorded
+    ) -> None:
         """Give credit back for what was recorded, and wake who waits for it."""
         if answer.applied is not None:
-            kept = [(job, place) for job, place in zip(ids, places, strict=True) if job in answer.applied]
-            self.stale += len(ids) - len(kept)
-            ids, places = [job for job, _ in kept], [place for _, place in kept]
+            kept = [i for i, end in enumerate(ends) if end.id in answer.applied]
+            self.stale += len(ends) - len(kept)
+            ends, places = [ends[i] for i in kept], [places[i] for i in kept]
         now_s = time.monotonic()
+        sample = {place: _run_s(end) for end, place in zip(ends[::SAMPLE_EVERY], places[::SAMPLE_EVERY], strict=True)}
         for place, count in Counter(places).items():
             report = batch.reports[place]
-            self._ledger.settle(report.bucket, report.worker, count, now_s=now_s)
-        self._waiters.ended(ids)
+            self._ledger.settle(report.bucket, report.worker, count, run_s=sample.get(place), now_s=now_s)
+        self._waiters.ended([end.id for end in ends])
+
+
+def _run_s(end: wire.Finished | End) -> float | None:
+    """How long it ran; None when it did not."""
+    if end.started_at is None or end.finished_at is None:
+        return None
+    return max(0.0, end.finished_at - end.started_at)
 
 
 async def _bisecting(

@@ -112,7 +112,7 @@ def deliver_at_s(second: int | None) -> float | None:
 def _arguments(batch: SaveBatch) -> tuple[Any, ...]:
     """The columns, in the order of ``sql/save.sql``. Comprehensions only: this runs for every job of the system."""
     parts = batch.parts
-    if len(parts) == 1 and parts[0].hi == len(parts[0].group.jobs):
+    if len(parts) == 1 and parts[0].lo == 0 and parts[0].hi == len(parts[0].group.jobs):
         jobs, messages = parts[0].group.jobs, parts[0].group.messages
     else:
         jobs = [job for part in parts for job in part.group.jobs[part.lo : part.hi]]

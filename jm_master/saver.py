@@ -19,6 +19,8 @@ from jm_master.terms import LostTermError
 from jm_nats.crashpoints import reach
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from jm_core.ids import Term
     from jm_master.database import Database
     from jm_master.placer import Placer
@@ -57,7 +59,14 @@ class Saver:
             LostTermError: nothing was written.
         """
         groups = group_jobs(jobs, now_s=time.time(), threshold_s=self._threshold_s)
-        parts = await self._placer.place(groups)
+        while True:
+            parts, groups = await self._placer.place(groups)
+            await self._save_parts(work, parts, refusals)
+            if not groups:
+                return
+            refusals = []
+
+    async def _save_parts(self, work: Work, parts: list[Part], refusals: list[Refusal]) -> None:
         sent, self.sent = self.sent, []
         batch = SaveBatch(parts, work.queued_at, outgoing_of(parts), refusals, sent)
         reach("writer.before_commit")
@@ -66,7 +75,7 @@ class Saver:
         except RowRefusedError as error:
             self.sent += sent
             self._placer.release(parts)
-            await self._bisect(work, jobs, refusals, error)
+            await self._bisect(work, jobs_of(parts, len(work.batch)), refusals, error)
             return
         if isinstance(answer, TermLost):
             raise LostTermError(self._term)
@@ -74,7 +83,7 @@ class Saver:
         if answer.inserted is None:
             work.outgoing += [_message(out, out.part, work.queued_at) for out in batch.outgoing]
         else:
-            await self._after_clash(work, batch, answer.inserted, jobs, again=tries > 1)
+            await self._after_clash(work, batch, answer.inserted, again=tries > 1)
 
     async def _commit(self, batch: SaveBatch) -> tuple[Saved | TermLost, int]:
         """The answer, and at which try it came."""
@@ -100,9 +109,7 @@ class Saver:
         await self.save(work, _slice(jobs, 0, count // 2), refusals)
         await self.save(work, _slice(jobs, count // 2, count), [])
 
-    async def _after_clash(
-        self, work: Work, batch: SaveBatch, inserted: frozenset[str], jobs: Jobs, *, again: bool
-    ) -> None:
+    async def _after_clash(self, work: Work, batch: SaveBatch, inserted: frozenset[str], *, again: bool) -> None:
         """Some rows were there already: a message delivered twice, a job sent twice, or a unique key that is taken."""
         empty = [out.outbox_id for out in batch.outgoing if not self._keep_inserted(work, out, inserted)]
         if again:
@@ -110,6 +117,7 @@ class Saver:
             work.uncertain += [out.outbox_id for out in batch.outgoing]
         else:
             self.sent += empty  # nobody waits for these messages: their rows go too
+        jobs = jobs_of(batch.parts, len(work.batch))
         missing = [[job for job in of_message if job.id not in inserted] for of_message in jobs]
         once_more = await self._judge(work, missing)
         if any(once_more):
@@ -153,6 +161,15 @@ def _message(out: Outgoing, part: Part, queued_at: list[float]) -> RunMessage:
 def _refusal(submitted: Submitted, job: NewJob, problem: str) -> Refusal:
     place = next(place for place, parsed in enumerate(submitted.parsed) if parsed is job)
     return refusal_of(submitted, place, Rejection(submitted.raw_of(place), problem, job.id, job.handler))
+
+
+def jobs_of(parts: Sequence[Part], messages: int) -> Jobs:
+    """The jobs of parts, back in the messages they came in."""
+    jobs: Jobs = [[] for _ in range(messages)]
+    for part in parts:
+        for place in range(part.lo, part.hi):
+            jobs[part.group.messages[place] - 1].append(part.group.jobs[place])
+    return jobs
 
 
 def _slice(jobs: Jobs, lo: int, hi: int) -> Jobs:
