@@ -14,7 +14,7 @@ from typing import Any
 import asyncpg
 
 from jm_master.embedded import PostgresServer
-from jm_nats import JobClient, NatsConfig, submission
+from jm_nats import ClusterUnknownError, JobClient, NatsConfig, Receipt, submission
 from jm_nats.embedded import NatsServer
 
 READY_TIMEOUT_S = 30.0
@@ -109,7 +109,7 @@ async def until_ready(made: Cluster, db: asyncpg.Connection) -> None:
     """Return when a first job has gone all the way: everything is up, connected and warm."""
     deadline = time.monotonic() + READY_TIMEOUT_S
     async with made.client() as client:
-        receipt = await client.submit(_warm_up())
+        receipt = await first_receipt(client, deadline)
         while True:
             made.check_alive()
             row = await db.fetchval("select status from jobmaster.job where id = $1", receipt.job_id)
@@ -117,6 +117,17 @@ async def until_ready(made: Cluster, db: asyncpg.Connection) -> None:
                 return
             if time.monotonic() > deadline:
                 raise SystemExit("the cluster did not get ready:\n" + "\n".join(made.log_of(n) for n in made.processes))
+            await _pause()
+
+
+async def first_receipt(client: JobClient, deadline: float) -> Receipt:
+    """Submit one job as soon as the coordinator or a worker has made the front door."""
+    while True:
+        try:
+            return await client.submit(_warm_up())
+        except ClusterUnknownError:
+            if time.monotonic() > deadline:
+                raise
             await _pause()
 
 

@@ -62,6 +62,16 @@ class JobFailedError(JmError):
         self.error = error
 
 
+class ClusterUnknownError(JmError):
+    """NATS has no front door for this cluster: no coordinator or worker of it has ever run here."""
+
+    def __init__(self, cluster: str, server: str) -> None:
+        super().__init__(
+            f"NATS at {server} knows no cluster {cluster!r}; check the name, or start its coordinator once: jm coordinator"
+        )
+        self.cluster = cluster
+
+
 class NoSuchJobError(JmError, LookupError):
     """The master has no job with this id (yet: a job only ``queued`` is not known to it)."""
 

@@ -4,6 +4,7 @@ from jm_nats import JobMaster, JobContext, Priority
 """
 
 from jm_core.errors import (
+    ClusterUnknownError,
     InvalidJobError,
     InvalidNameError,
     InvalidSettingError,
@@ -24,6 +25,7 @@ from jm_nats.handlers import ArgumentsError, Handler
 
 __all__ = [
     "ArgumentsError",
+    "ClusterUnknownError",
     "Delays",
     "Exponential",
     "Fixed",

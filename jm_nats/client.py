@@ -13,6 +13,7 @@ from msgspec import Raw, Struct
 
 from jm_core import api, limits, wire
 from jm_core.errors import (
+    ClusterUnknownError,
     InvalidJobError,
     JmError,
     JobFailedError,
@@ -28,6 +29,7 @@ from jm_nats import telemetry
 from jm_nats.api_client import ApiClient
 from jm_nats.config import NatsConfig
 from jm_nats.connection import NatsLink, connect
+from jm_nats.errors import NoSuchStreamError
 from jm_nats.packer import Packer, encode_message, message_chunks
 from jm_nats.publisher import JetPublisher
 from jm_nats.receipts import ReceiptInbox
@@ -179,6 +181,7 @@ class _Open:
     def __init__(self, link: NatsLink, client: JobClient) -> None:
         self.link = link
         self.api = ApiClient(link, client.names)
+        self._names = client.names
         self._subject = client.names.submit
         self._publisher = JetPublisher(link)
         self._receipts = ReceiptInbox(link, client.receipt_timeout_s)
@@ -191,7 +194,13 @@ class _Open:
         return answer
 
     async def _send_queued(self, data: bytes, jobs: Sequence[Submission]) -> None:
-        await self._publisher.publish(self._subject, data, msg_id=_message_id(jobs))
+        await self._publish(data, _message_id(jobs))
+
+    async def _publish(self, data: bytes, msg_id: str, headers: dict[str, str] | None = None) -> None:
+        try:
+            await self._publisher.publish(self._subject, data, msg_id=msg_id, headers=headers)
+        except NoSuchStreamError:
+            raise ClusterUnknownError(self._names.cluster, self.link.server) from None
 
     async def _publish_recorded(self, data: bytes, jobs: Sequence[Submission]) -> list[JobReceipt]:
         """Publish with an inbox and wait for the writer's answer.
@@ -204,7 +213,7 @@ class _Open:
             # Not the job's id alone: of a job that is submitted again JetStream would drop the message, and then
             # nobody would answer. The primary key finds the duplicate, and the writer says so.
             msg_id = f"{_message_id(jobs)} {expected.subject}"
-            await self._publisher.publish(self._subject, data, msg_id=msg_id, headers=headers)
+            await self._publish(data, msg_id, headers)
             try:
                 answers = await expected.answer()
             except TimeoutError:
@@ -222,7 +231,7 @@ class _Open:
             return await self.send_chunk(chunk[:half], wait) + await self.send_chunk(chunk[half:], wait)
         if wait == "recorded":
             return [_receipt(answer) for answer in await self._publish_recorded(data, chunk)]
-        await self._publisher.publish(self._subject, data, msg_id=_message_id(chunk))
+        await self._publish(data, _message_id(chunk))
         status = ReceiptStatus.QUEUED
         return [Receipt(job.id or "", status) for job in chunk]
 
@@ -303,8 +312,12 @@ def _chunks(jobs: Iterable[Submission]) -> Iterator[list[Submission]]:
 
 
 def _message_id(jobs: Sequence[Submission]) -> str:
-    """Publish retries of one message carry one id. A lone job's is its own, so that its caller's retry is one too."""
-    return jobs[0].id or "" if len(jobs) == 1 else f"{jobs[0].id}+{len(jobs)}"
+    """Publish retries of one message carry one id. A lone job's is its own, so that its caller's retry is one too.
+
+    A batch gets a fresh one: anything derived from its jobs could meet another batch's, and that one would be dropped
+    as a repeat, with jobs in it that nobody has seen.
+    """
+    return jobs[0].id or "" if len(jobs) == 1 else str(uuid_utils.uuid7())
 
 
 def _receipt(answer: JobReceipt) -> Receipt:
