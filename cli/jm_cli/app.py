@@ -1,6 +1,5 @@
 """The command tree. Nothing here or in the command modules imports NATS, Postgres or rich before a command runs."""
 
-import os
 import sys
 from typing import Annotated, NoReturn
 
@@ -34,7 +33,7 @@ def root(
         jm submit hello '{"name": "you"}'          # in another one, same folder
 
     Exit codes: 0 done, 1 unexpected, 2 usage, 3 NATS, 4 Postgres, 5 no coordinator, 6 not found, 7 job failed or
-    rejected, 8 no worker, 9 already running, 130 interrupted. JM_DEBUG=1 shows tracebacks.
+    rejected, 8 no worker, 9 already running, 130 interrupted, 141 output closed. JM_DEBUG=1 shows tracebacks.
     """
     if version:
         typer.echo(_version())
@@ -64,11 +63,6 @@ def run(arguments: list[str]) -> int:
     learn_environment()
     try:
         code = typer.main.get_command(app).main(arguments, prog_name="jm", standalone_mode=False)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever read our output has enough of it, as `head` does. Python must not try to flush the rest at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return exits.ExitCode.OK
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the edge of the process: report() tells them apart
         return exits.report(error)
     return code if isinstance(code, int) else exits.ExitCode.OK

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jm_nats.connection import NatsLink
     from jm_nats.subjects import Names
 
-POSTGRES_TIMEOUT_S: Final = 8.0
+POSTGRES_TIMEOUT_S: Final = 6.0
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ class ExitCode(IntEnum):
     NO_WORKER = 8
     ALREADY_RUNNING = 9
     INTERRUPTED = 130
+    PIPE_CLOSED = 141
 
 
 MEANING: Final = {
@@ -48,6 +49,7 @@ MEANING: Final = {
     ExitCode.NO_WORKER: "`jm doctor`: all is well, but no worker is alive",
     ExitCode.ALREADY_RUNNING: "`jm up` runs already on this data",
     ExitCode.INTERRUPTED: "ended by a signal before it was done",
+    ExitCode.PIPE_CLOSED: "whoever read the output closed it, as `head` does",
 }
 
 

@@ -11,7 +11,7 @@ from jm_cli.render import print_json, print_line
 from jm_cli.running import run_briefly
 from jm_cli.settings import JsonFlag, PostgresOptions
 
-LOOK_TIMEOUT_S: Final = 8.0
+LOOK_TIMEOUT_S: Final = 6.0
 LOCK_TIMEOUT_S: Final = 30.0
 
 

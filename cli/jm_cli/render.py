@@ -4,13 +4,13 @@ Names, arguments and error texts were written by others: they are never read as 
 steers the terminal (``plain_text``).
 """
 
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-import typer
-
+from jm_cli.exits import ExitCode
 from jm_cli.plain_text import safe, safe_json, safe_lines
 from jm_cli.redaction import redact
 
@@ -28,11 +28,21 @@ _STYLES: Final = {
 
 def say(text: str = "") -> None:
     """A line beside the data."""
-    typer.echo(redact(text), err=True)
+    sys.stderr.write(f"{redact(text)}\n")
 
 
 def print_line(text: str) -> None:
-    typer.echo(text)
+    """A line of data.
+
+    Raises:
+        SystemExit: whoever reads us has enough of it, as ``head`` does; that is no error to talk about.
+    """
+    try:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python fails to flush the rest at its exit
+        raise SystemExit(ExitCode.PIPE_CLOSED) from None
 
 
 def print_json(value: Any) -> None:
@@ -42,7 +52,7 @@ def print_json(value: Any) -> None:
     raw = msgspec.json.encode(value)
     if sys.stdout.isatty():
         raw = msgspec.json.format(raw, indent=2)
-    typer.echo(json_text(raw))
+    print_line(json_text(raw))
 
 
 def json_text(raw: bytes | Any) -> str:
@@ -71,7 +81,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     with console.capture() as captured:
         console.print(table)
     for line in captured.get().splitlines():
-        typer.echo(line.rstrip())
+        print_line(line.rstrip())
 
 
 def print_record(fields: Iterable[tuple[str, str]]) -> None:
@@ -80,6 +90,6 @@ def print_record(fields: Iterable[tuple[str, str]]) -> None:
     width = max((len(name) for name, _ in shown), default=0)
     for name, value in shown:
         first, *rest = value.splitlines() or [""]
-        typer.echo(f"{name:<{width}}  {first}")
+        print_line(f"{name:<{width}}  {first}")
         for line in rest:
-            typer.echo(f"{'':<{width}}  {line}")
+            print_line(f"{'':<{width}}  {line}")

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from jm_cli.exits import debugging
+from jm_cli.exits import CliError, ExitCode, debugging
 from jm_cli.settings import ClusterOptions, NatsOptions
 
 if TYPE_CHECKING:
@@ -34,7 +34,10 @@ def run_briefly(work: Coroutine[Any, Any, T]) -> T:
     from jm_cli.logs import quiet_logging, start_logging  # noqa: PLC0415
 
     start_logging("debug") if debugging() else quiet_logging()
-    return asyncio.run(work)
+    try:
+        return asyncio.run(work)
+    except KeyboardInterrupt:  # typer would make a silent exit of it
+        raise CliError(ExitCode.INTERRUPTED, "interrupted") from None
 
 
 def run_for_long(work: Coroutine[Any, Any, T]) -> T:

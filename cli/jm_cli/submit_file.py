@@ -71,8 +71,8 @@ def submit_file(
         jobs = _Jobs(source, skip)
         try:
             run_briefly(_send(options, jobs, tally, total, recorded=recorded, patience_s=patience_s))
-        except (JmError, KeyboardInterrupt) as error:
-            raise CliError(exit_code_of(error), f"{str(error) or 'interrupted'}; {_so_far(tally, skip)}") from error
+        except JmError as error:
+            raise CliError(exit_code_of(error), f"{error}; {_so_far(tally, skip)}") from error
         if jobs.bad is not None:
             raise BadLineError(jobs.bad.number, f"{jobs.bad.problem}; {tally.text()} before it")
     if as_json:
@@ -166,8 +166,8 @@ def _open(name: str) -> BinaryIO:
 
 
 def _so_far(tally: Tally, skip: int) -> str:
-    """What was in flight may have arrived too: only who gave ids can repeat it without fear."""
+    """What was in flight may have arrived, too: only who gave ids can repeat it without fear."""
     if not tally.answered:
-        return "none of the jobs is known to be queued"
+        return "no receipt had come by then"
     known = f"{tally.text()} for sure, some after them perhaps"
     return f"{known}; jobs with ids can be sent again, else go on with --skip {skip + tally.answered}"

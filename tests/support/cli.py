@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import typer
 
 from jm_cli.app import app
+from tests.support.waiting import wait_until
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 JM: Final = [sys.executable, "-P", "-m", "jm_cli"]
@@ -38,18 +42,62 @@ def jm(
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
-def start_jm(*arguments: str, cwd: Path, **variables: str) -> subprocess.Popen[str]:
-    """``jm`` as a process that the test ends itself, with its output in pipes; in a session of its own."""
-    return subprocess.Popen(
-        [*JM, *arguments],
-        cwd=cwd,
-        env=environment(**variables),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+class Running:
+    """``jm`` as a process that goes on, in a session of its own; killed on leaving, if it has not ended by then."""
+
+    def __init__(self, *arguments: str, cwd: Path, **variables: str) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="jm-test-cli-"))
+        with (self._folder / "out").open("wb") as out, (self._folder / "err").open("wb") as err:
+            self.process = subprocess.Popen(
+                [*JM, *arguments],
+                cwd=cwd,
+                env=environment(**variables),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def out(self) -> str:
+        return (self._folder / "out").read_text()
+
+    def err(self) -> str:
+        return (self._folder / "err").read_text()
+
+    async def wait_for(self, text: str, timeout_s: float = 30) -> None:
+        """Return when it has said so, on either side."""
+        await wait_until(
+            lambda: text in self.out() + self.err() or self.process.poll() is not None,
+            timeout_s,
+            what=f"{text!r} of jm",
+            shown=lambda: self.out() + self.err(),
+        )
+        assert text in self.out() + self.err(), f"ended with {self.process.poll()}\n{self.out()}{self.err()}"
+
+    async def wait_exit(self, timeout_s: float = 45) -> int:
+        await wait_until(
+            lambda: self.process.poll() is not None, timeout_s, what="the end of jm", shown=lambda: self.err()[-3000:]
+        )
+        return self.process.returncode
+
+    async def end(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = 45) -> int:
+        """Its exit code, after a signal."""
+        self.process.send_signal(number)
+        return await self.wait_exit(timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        print(f"--- jm (exit {self.process.returncode})\n{self.out()}{self.err()}"[-6000:])  # noqa: T201
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def commands() -> list[tuple[tuple[str, ...], Any]]:
