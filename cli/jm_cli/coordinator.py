@@ -1,6 +1,6 @@
 """``jm coordinator``: writes jobs to Postgres and hands them to workers, if it leads."""
 
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final
 
 import typer
 
@@ -15,13 +15,6 @@ from jm_cli.settings import (
     PostgresTuning,
     local_pair,
 )
-
-if TYPE_CHECKING:
-    import asyncio
-
-    import anyio
-
-    from jm_master.coordinator import Coordinator
 
 STOP_RULE: Final = "stepping down; what is not written yet waits in NATS for the next leader"
 
@@ -60,17 +53,10 @@ def coordinator(
     database = PostgresConfig(dsn=postgres.required_dsn(local), schema=postgres.schema, **postgres_tuning.fields())
     connection = nats.nats_config(local, **tuning.fields())
     name = cluster.name(local)
-    serve(lambda: _Serving(Coordinator(connection, database, name, config)), service="coordinator", rule=STOP_RULE)
-
-
-class _Serving:
-    """A coordinator as ``serve`` wants it: one that can be stopped at any moment, and need not be hurried."""
-
-    def __init__(self, coordinator: "Coordinator") -> None:
-        self._coordinator = coordinator
-
-    def is_ready(self) -> bool:
-        return True
-
-    async def run(self, stop: "asyncio.Event", hurry: "asyncio.Event") -> None:  # noqa: ARG002
-        await self._coordinator.run(cast("anyio.Event", stop))  # of which it uses what asyncio's has, too
+    # At any moment it can be stopped: what is under way, the next leader does again.
+    serve(
+        lambda: Coordinator(connection, database, name, config),
+        service="coordinator",
+        rule=STOP_RULE,
+        is_ready=lambda _: True,
+    )

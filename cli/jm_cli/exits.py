@@ -9,6 +9,7 @@ from typing import Final
 from jm_cli.plain_text import one_line
 from jm_cli.redaction import redact
 from jm_core.errors import (
+    ClusterUnknownError,
     InvalidJobError,
     InvalidNameError,
     InvalidSettingError,
@@ -44,7 +45,7 @@ MEANING: Final = {
     ExitCode.NATS: "NATS cannot be reached or used",
     ExitCode.POSTGRES: "Postgres cannot be reached or used",
     ExitCode.NO_COORDINATOR: "no coordinator answers",
-    ExitCode.NOT_FOUND: "no such job or rejected message",
+    ExitCode.NOT_FOUND: "no such job, rejected message or cluster",
     ExitCode.OUTCOME: "a job failed, was rejected, or had not ended in time",
     ExitCode.NO_WORKER: "`jm doctor`: all is well, but no worker is alive",
     ExitCode.ALREADY_RUNNING: "`jm up` runs already on this data",
@@ -115,7 +116,7 @@ def _codes() -> list[tuple[tuple[type[BaseException], ...], ExitCode]]:
 
     return [
         ((NoCoordinatorError, ReceiptTimeoutError), ExitCode.NO_COORDINATOR),
-        ((NoSuchJobError,), ExitCode.NOT_FOUND),
+        ((NoSuchJobError, ClusterUnknownError), ExitCode.NOT_FOUND),
         ((JobFailedError, RejectedError, ResultTimeoutError), ExitCode.OUTCOME),
         ((InvalidJobError, InvalidNameError, InvalidSettingError, PayloadTooLargeError), ExitCode.USAGE),
         ((StoreUnavailableError, StoreMisconfiguredError, MigrationBlockedError), ExitCode.POSTGRES),

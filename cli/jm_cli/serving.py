@@ -5,7 +5,7 @@ import logging
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Final, Protocol, TypeVar
 
 import typer
 
@@ -15,29 +15,35 @@ from jm_cli.telemetry import telemetry
 
 log = logging.getLogger("jobmaster.cli")
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Process(Protocol):
-    """What ``serve`` runs. Before it is ready there is nothing to drain, so that a signal then ends it at once."""
-
-    def is_ready(self) -> bool: ...
+    """What ``serve`` runs."""
 
     def run(self, stop: asyncio.Event, hurry: asyncio.Event) -> Awaitable[None]: ...
 
 
+ProcessT = TypeVar("ProcessT", bound=Process)
+
+
 class StopSignals:
-    """The first SIGTERM or SIGINT sets ``stop``, the second ``hurry``; a third does what it does without us."""
+    """The first SIGTERM, SIGINT or SIGHUP sets ``stop``, the second ``hurry``; a third does what it does without us.
+
+    What is ignored (``nohup`` does so with SIGHUP) stays ignored.
+    """
 
     def __init__(self, rule: str) -> None:
         self.stop = asyncio.Event()
         self.hurry = asyncio.Event()
         self._rule = rule
+        self._numbers: list[signal.Signals] = []
 
     @contextmanager
     def installed(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        for number in SIGNALS:
+        self._numbers = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        for number in self._numbers:
             loop.add_signal_handler(number, self._received, number)
         try:
             yield
@@ -55,23 +61,28 @@ class StopSignals:
 
     def _uninstall(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in SIGNALS:
+        for number in self._numbers:
             loop.remove_signal_handler(number)
 
 
-def serve(make: Callable[[], Process], *, service: str, rule: str) -> None:
-    """Run the process that ``make`` builds (inside the event loop) until it has stopped.
+def serve(make: Callable[[], ProcessT], *, service: str, rule: str, is_ready: Callable[[ProcessT], bool]) -> None:
+    """Run a process until it has stopped.
+
+    Args:
+        make: builds it, inside the event loop.
+        rule: what the first signal does, for the log.
+        is_ready: whether it has anything to drain; before that, a signal ends it at once.
 
     Raises:
         typer.Exit: with 130 when it was hurried, or stopped before it was ready.
     """
     with telemetry(service):
-        code = run_for_long(_serve(make, rule))
+        code = run_for_long(_serve(make, rule, is_ready))
     if code is not ExitCode.OK:
         raise typer.Exit(code)
 
 
-async def _serve(make: Callable[[], Process], rule: str) -> ExitCode:
+async def _serve(make: Callable[[], ProcessT], rule: str, is_ready: Callable[[ProcessT], bool]) -> ExitCode:
     signals = StopSignals(rule)
     with signals.installed():
         process = make()
@@ -79,8 +90,8 @@ async def _serve(make: Callable[[], Process], rule: str) -> ExitCode:
         stopping = asyncio.ensure_future(signals.stop.wait())
         try:
             await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if not process.is_ready() and not running.done():
-                running.cancel()  # it is still looking for NATS or Postgres: there is nothing to drain
+            if not running.done() and not is_ready(process):
+                running.cancel()  # it is still looking for NATS
                 await asyncio.wait({running})
                 return ExitCode.INTERRUPTED
             await running

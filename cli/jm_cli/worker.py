@@ -45,12 +45,10 @@ def worker(
     from jm_nats.worker.config import WorkerConfig  # noqa: PLC0415
     from jm_nats.worker.runtime import Worker  # noqa: PLC0415
 
-    class Serving(Worker):
-        def is_ready(self) -> bool:
-            return self.ready.is_set()
-
     logs.start()
     config = WorkerConfig(**options.fields())
     app = load_app(target)
     app.use_nats(nats.nats_config(nats.local, **tuning.fields()), override=on_command_line(context, "nats_"))
-    serve(lambda: Serving(app, config), service="worker", rule=STOP_RULE)
+    serve(
+        lambda: Worker(app, config), service="worker", rule=STOP_RULE, is_ready=lambda running: running.ready.is_set()
+    )
