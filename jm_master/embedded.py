@@ -22,7 +22,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from jm_nats.child_process import ChildProcess, EmbeddedServerError
+from jm_nats.child_process import ChildProcess, EmbeddedServerError, wait_until
 from jm_nats.local_server import HOST, LocalServer
 
 if TYPE_CHECKING:
@@ -129,8 +129,8 @@ class PostgresServer(LocalServer):
         fresh.mkdir(mode=0o700)
         if user:
             shutil.chown(fresh, user, user)
-        self._run(
-            "initdb",
+        argv = [
+            str(self._program("initdb")),
             f"--pgdata={fresh}",
             f"--username={SUPERUSER}",
             "--auth=trust",
@@ -138,8 +138,23 @@ class PostgresServer(LocalServer):
             "--locale=C",  # the one locale every system has
             "--no-instructions",
             *(["--no-sync"] if self.temporary else []),
+        ]
+        # A child as the server itself: if we are killed now, its guard ends it and takes a temporary folder away.
+        child = ChildProcess(
+            argv,
+            cwd=self.directory,
+            env=_environment(),
             user=user,
+            log_path=self.log_path,
+            stop_signal=signal.SIGTERM,
+            temporary=self.directory if self.temporary else None,
         )
+        try:
+            wait_until(lambda: child.exit_code() is not None, self.start_timeout_s)
+        finally:
+            child.kill()  # nothing, once it has ended
+        if child.exit_code():
+            raise EmbeddedServerError(f"initdb failed ({child.exit_code()}): {self.log_tail()}")
         fresh.rename(self._data)
 
     def _spawn(self, lock_fd: int) -> ChildProcess:
@@ -168,7 +183,7 @@ class PostgresServer(LocalServer):
         address = ("--host", HOST, "--port", str(self.port), "--username", SUPERUSER, "--dbname", SUPERUSER)
         self._run("psql", "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", *address, "--command", statement)
 
-    def _run(self, program: str, *arguments: str, user: str | None = None) -> None:
+    def _run(self, program: str, *arguments: str) -> None:
         """Run one of the programs beside the server.
 
         Raises:
@@ -182,9 +197,6 @@ class PostgresServer(LocalServer):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            user=user,
-            group=user,
-            extra_groups=[] if user else None,
             start_new_session=True,
             check=False,
         )

@@ -38,7 +38,8 @@ if [ -n "$pid" ]; then
     n=0; while alive && [ "$n" -lt 100 ]; do sleep 0.1; n=$((n+1)); done
     kill -s KILL "$pid"
 fi
-[ -z "$2" ] || rm -rf -- "$2"
+# Again, should a process of the server's own have been writing to its very end.
+[ -z "$2" ] || rm -rf -- "$2" || { sleep 1; rm -rf -- "$2"; }
 """
 
 

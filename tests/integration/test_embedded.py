@@ -180,6 +180,16 @@ def test_a_server_and_its_temporary_folder_do_not_outlive_their_owner(
     assert wait_until(lambda: not Path(directory).exists(), 10)
 
 
+def test_a_postgres_whose_owner_is_killed_while_it_is_made_leaves_nothing(tmp_path: Path):
+    code = "from jm_master.embedded import PostgresServer; PostgresServer().start()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], env={**os.environ, "TMPDIR": str(tmp_path)}
+    ) as owner:
+        assert wait_until(lambda: any(tmp_path.glob("*/data.new/base")), 20), "initdb has not begun"
+        owner.kill()
+    assert wait_until(lambda: not any(tmp_path.iterdir()), 20)
+
+
 def test_the_terminals_interrupt_does_not_reach_the_server(nats_server: NatsServer):
     assert nats_server.pid is not None
     assert os.getsid(nats_server.pid) != os.getsid(0)
