@@ -13,7 +13,7 @@ import uvloop
 
 from benchmarks import report
 from benchmarks.app import noop
-from benchmarks.cluster import Cluster, cluster
+from benchmarks.cluster import Cluster, cluster, provision
 from benchmarks.procstat import rss_mb
 
 SAMPLE_S = 0.5
@@ -24,6 +24,7 @@ WARM_SHARE = 0.2  # of the samples: before that, caches fill
 async def run(made: Cluster, jobs: int) -> dict[str, Any]:
     db = await asyncpg.connect(made.dsn)
     try:
+        await provision(made)
         async with made.client() as client:
             async for _ in client.submit_stream(noop.jobs({"to": "x@example.com", "n": 1} for _ in range(jobs))):
                 pass

@@ -13,9 +13,12 @@ from typing import Any
 
 import asyncpg
 
+from jm_core import limits
 from jm_master.embedded import PostgresServer
 from jm_nats import ClusterUnknownError, JobClient, NatsConfig, Receipt, submission
+from jm_nats.connection import connect
 from jm_nats.embedded import NatsServer
+from jm_nats.provision import ensure_cluster
 
 READY_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 60.0
@@ -103,6 +106,13 @@ def cluster(*, coordinator: bool = True, workers: int = 1, options: Sequence[str
             yield made
         finally:
             made.stop_all()
+
+
+async def provision(made: Cluster) -> None:
+    """The front door, before anybody stands behind it."""
+    client = made.client()
+    async with await connect(client.config, client_name="benchmark") as link:
+        await ensure_cluster(link, client.names, lease_s=limits.LEASE_S)
 
 
 async def until_ready(made: Cluster, db: asyncpg.Connection) -> None:

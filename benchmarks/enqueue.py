@@ -12,9 +12,7 @@ import uvloop
 
 from benchmarks import report, yardstick
 from benchmarks.app import noop
-from benchmarks.cluster import Cluster, cluster
-from jm_nats.connection import connect
-from jm_nats.provision import ensure_cluster
+from benchmarks.cluster import Cluster, cluster, provision
 
 
 async def one_run(made: Cluster, jobs: int) -> float:
@@ -25,13 +23,6 @@ async def one_run(made: Cluster, jobs: int) -> float:
         assert len(receipts) == jobs
         await client.link.js.purge_stream(client.names.pending_stream)
     return jobs / elapsed
-
-
-async def provision(made: Cluster) -> None:
-    """The front door without anybody behind it: only submitting is measured."""
-    client = made.client()
-    async with await connect(client.config, client_name="benchmark") as link:
-        await ensure_cluster(link, client.names)
 
 
 async def run(made: Cluster, jobs: int, rounds: int) -> dict[str, Any]:
