@@ -15,6 +15,7 @@ from jm_core.payload import cut_text
 from jm_core.wire import JobReceipt, Receipts, ReceiptStatus
 from jm_master.save_store import Refusal
 from jm_nats.pull import meta
+from jm_nats.subjects import INBOX_RULE, is_inbox
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -41,7 +42,12 @@ class Submitted(Struct):
 
     @property
     def receipt_to(self) -> str | None:
-        return (self.message.headers or {}).get(wire.HEADER_RECEIPT_TO)
+        """Where to answer; None when nobody asked, or for an answer that nobody must send."""
+        subject = (self.message.headers or {}).get(wire.HEADER_RECEIPT_TO)
+        if subject is None or is_inbox(subject):
+            return subject
+        log.warning("receipt not sent", extra={"subject": subject[:100], "rule": INBOX_RULE})
+        return None
 
     def raw_of(self, place: int) -> bytes:
         """The bytes of one job, as far as the message can be taken apart."""

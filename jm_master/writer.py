@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING, Final
 
 import anyio
+import nats.errors
 from msgspec import Struct
 
 from jm_core.intake import ClusterDefaults
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from jm_master.wake import Wake
     from jm_nats.connection import NatsLink
     from jm_nats.pull import PullReader
+
+log = logging.getLogger(__name__)
 
 TIDY_S: Final = 1.0
 
@@ -85,9 +89,7 @@ class Writer:
         reach("writer.after_commit")
         await self._send(work)
         reach("writer.after_publish")
-        for submitted in batch:
-            if submitted.receipt_to:
-                await self._link.nc.publish(submitted.receipt_to, receipts_for(submitted, work.fates))
+        await self._answer(work)
         for message in messages:
             ack(message)
         reach("writer.after_ack")
@@ -100,11 +102,22 @@ class Writer:
                     await self.save(batch)
 
     async def _send(self, work: Work) -> None:
-        self._saver.sent += await self._sender.send_all(work.outgoing, now_s=time.time())
+        sent = await self._sender.send_all(work.outgoing, now_s=time.time())
+        # Not `+= await`: that reads the list first, and another batch may take it meanwhile.
+        self._saver.sent += sent
         if work.uncertain:
             await self._outbox.resend(work.uncertain)
         if work.left_on_master:
             self._assign.set()
+
+    async def _answer(self, work: Work) -> None:
+        """An answer that cannot be sent costs its asker a wait, and nobody else anything."""
+        for submitted in work.batch:
+            if to := submitted.receipt_to:
+                try:
+                    await self._link.nc.publish(to, receipts_for(submitted, work.fates))
+                except nats.errors.Error as error:
+                    log.warning("receipt not sent", extra={"subject": to, "problem": repr(error)})
 
     async def _tidy(self) -> None:
         """Delete the outbox rows of sent messages when no next batch comes along to do it."""

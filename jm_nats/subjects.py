@@ -15,11 +15,13 @@ __all__ = [
     "CLUSTER_RULE",
     "CTL_CONSUMER",
     "HANDLER_PATTERN",
+    "INBOX_RULE",
     "NAME_PATTERN",
     "PENDING_CONSUMER",
     "RECORDER_CONSUMER",
     "RUN_CONSUMER",
     "Names",
+    "is_inbox",
     "parse_cluster_name",
     "parse_handler_name",
     "parse_name",
@@ -29,6 +31,15 @@ PENDING_CONSUMER: Final = "writer"
 RECORDER_CONSUMER: Final = "recorder"
 RUN_CONSUMER: Final = "run"
 CTL_CONSUMER: Final = "ctl"
+
+# What a receipt may be sent to. Not just any subject: a stranger names it, and the coordinator publishes with rights
+# that the stranger may not have, on `$JS.API.…` for one. A very long one would not fit NATS' control line, which ends
+# the connection.
+INBOX_RULE: Final = (
+    "at most 255 characters, tokens without white space, '*' and '>', the first one begins with '_INBOX'"
+)
+INBOX_CHARS_MAX: Final = 255
+_inbox = re.compile(r"_INBOX[^\s.*>]*(\.[^\s.*>]+)+").fullmatch
 
 # `JM_a_B_PENDING` would be both bucket "PENDING" of cluster "a" and the front door of cluster "a_B".
 CLUSTER_RULE: Final = f"{NAME_PATTERN}, without '_B_' in it or '_B' at its end"
@@ -45,6 +56,13 @@ def parse_cluster_name(text: str) -> str:
     if _meets_a_bucket_stream(text):
         raise InvalidNameError("cluster", text, CLUSTER_RULE)
     return text
+
+
+def is_inbox(subject: str) -> bool:
+    """Whether a receipt may be sent there: ``INBOX_RULE``."""
+    return (
+        len(subject) <= INBOX_CHARS_MAX and subject.isascii() and subject.isprintable() and _inbox(subject) is not None
+    )
 
 
 @dataclass(frozen=True, slots=True)

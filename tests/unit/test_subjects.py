@@ -1,7 +1,7 @@
 import pytest
 
 from jm_core.errors import InvalidNameError, JmError
-from jm_nats.subjects import Names, parse_handler_name
+from jm_nats.subjects import Names, is_inbox, parse_handler_name
 
 NAMES = Names("prod")
 # BR-224's list: every one of them would be another subject, several subjects, or a line of the protocol.
@@ -88,3 +88,19 @@ def test_a_handler_may_have_dots_because_it_is_never_a_subject():
     for name in ["", "a b", "x" * 101, "a*", "ü"]:
         with pytest.raises(InvalidNameError):
             parse_handler_name(name)
+
+
+@pytest.mark.parametrize("subject", ["_INBOX.a", "_INBOX.k7Gq2.recorded", "_INBOX_alice.x.y", "_INBOX." + "x" * 248])
+def test_a_receipt_goes_to_an_inbox(subject):
+    assert is_inbox(subject)
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        *("", ".", "_INBOX", "_INBOX.", "_INBOX..a", "_INBOX.*", "_INBOX.>", "_INBOX.a b", "_INBOX.a\r\nPUB x 0"),
+        *("_INBOX.ä", "orders.new", "jm.shop.submit", "$JS.API.STREAM.PURGE.JM_shop_PENDING", "_INBOX." + "x" * 249),
+    ],
+)
+def test_a_receipt_goes_nowhere_else(subject):
+    assert not is_inbox(subject)

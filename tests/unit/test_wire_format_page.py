@@ -12,8 +12,9 @@ from jm_core.ids import HANDLER_PATTERN, NAME_PATTERN
 from jm_core.intake import ClusterDefaults, NewJob, Origin, Rejection, read_message
 from jm_core.model import PRIORITY_BY_LABEL, AttemptOutcome, JobStatus, ReturnReason
 from jm_core.wire import Submission
+from jm_master.service import WAIT_MAX_S
 from jm_nats.provision import PENDING_DUPLICATES_S
-from jm_nats.subjects import Names
+from jm_nats.subjects import INBOX_CHARS_MAX, Names, is_inbox
 from tests.support import wire_page
 from tests.support.wire_page import Received, Sent
 
@@ -44,7 +45,7 @@ def read_result_reply(text: bytes) -> None:
 def read_error_reply(text: bytes) -> None:
     error = REPLY(text).error
     assert error is not None
-    assert error.code in (api.ApiError.__doc__ or "")
+    assert f"`{error.code}`" in wire_page.text()
 
 
 READERS = {
@@ -152,7 +153,8 @@ def test_the_sizes_are_those_of_the_program():
         f"that come within {PENDING_DUPLICATES_S:.0f} seconds",
         f"what holds after the {PENDING_DUPLICATES_S:.0f} seconds",
         f"up to {limits.RAW_KEPT_BYTES_MAX} of them",
-        f"after `wait_s` seconds ({api.ResultRequest('').wait_s:.0f} if left out)",
+        f"after `wait_s` seconds ({api.ResultRequest('').wait_s:.0f} if left out, {WAIT_MAX_S:.0f} at most)",
+        f"it may be {INBOX_CHARS_MAX} characters long",
         f"the header `{wire.HEADER_MSG_ID}`",
         f"the header `{wire.HEADER_RECEIPT_TO}`",
         f"`{Names('shop').submit}`",
@@ -189,6 +191,12 @@ def test_the_transcript_counts_its_bytes_right():
     sent = [step for step in wire_page.transcript() if isinstance(step, Sent) and step.actual_counts]
     assert [step.counts for step in sent] == [step.actual_counts for step in sent]
     assert len(sent) == 5
+
+
+def test_the_inboxes_of_the_transcript_are_answered():
+    named = re.findall(r"Jm-Receipt-To: (\S+)", wire_page.text())
+    assert named
+    assert all(is_inbox(subject) for subject in named)
 
 
 def test_the_transcript_sends_what_the_program_reads():
