@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import anyio
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
-from jm_core import wire
+from jm_core import limits, wire
 from jm_core.wire import Run
 from jm_nats.errors import AgentError
 
@@ -51,9 +52,10 @@ class RunSender:
         return sent
 
     async def _send(self, message: RunMessage, now_s: float, sent: list[str]) -> None:
-        subject, headers = self._address(message, now_s)
         try:
-            await self._publisher.publish(subject, message.body, msg_id=message.outbox_id, headers=headers)
+            for piece in pieces_of(message):
+                subject, headers = self._address(piece, now_s)
+                await self._publisher.publish(subject, piece.body, msg_id=piece.outbox_id, headers=headers)
         except AgentError as error:
             log.warning("run message waits in the outbox", extra={"bucket": message.bucket, "problem": str(error)})
         else:
@@ -68,6 +70,27 @@ class RunSender:
             wire.HEADER_SCHEDULE_TARGET: run,
         }
         return self._names.sched(message.bucket, message.outbox_id), headers
+
+
+def pieces_of(message: RunMessage) -> list[RunMessage]:
+    """Itself; or several, with ids of their own, when it has outgrown a message on the way through Postgres, which
+    writes ``1e300`` in full.
+    """
+    if len(message.body) <= limits.MESSAGE_BYTES_MAX:
+        return [message]
+    pieces: list[list[Raw]] = [[]]
+    size = 0
+    for run in wire.decode_raw_array(message.body):
+        run_bytes = memoryview(run).nbytes + 1
+        if pieces[-1] and size + run_bytes > limits.MESSAGE_BYTES_MAX:
+            pieces.append([])
+            size = 0
+        pieces[-1].append(run)
+        size += run_bytes
+    return [
+        replace(message, outbox_id=f"{message.outbox_id}-{number}", body=wire.encode(runs))
+        for number, runs in enumerate(pieces)
+    ]
 
 
 def encode_runs(part: Part, queued_at: Sequence[float]) -> bytes:
