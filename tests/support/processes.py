@@ -161,15 +161,16 @@ class Processes:
 class Cluster:
     """One cluster under test: its servers' addresses, its processes, and a look at what came of it.
 
-    Use as ``async with Cluster(nats_server.url, database, cluster_name) as cluster``.
+    Use as ``async with Cluster(nats_server.url, database, cluster_name) as cluster``. ``settings`` go to all of its
+    processes: ``JM_LEASE_S="3", JM_HEARTBEAT_S="1"``.
     """
 
-    def __init__(self, nats_url: str, dsn: str, name: str) -> None:
+    def __init__(self, nats_url: str, dsn: str, name: str, **settings: str) -> None:
         self.nats_url = nats_url
         self.dsn = dsn
         self.name = name
         self.sql = Sql(dsn)
-        self.processes = Processes(environment(nats_url, dsn, name))
+        self.processes = Processes(environment(nats_url, dsn, name) | settings)
 
     async def __aenter__(self) -> Self:
         self.processes.__enter__()
@@ -240,13 +241,13 @@ class Cluster:
 
 @asynccontextmanager
 async def temporary_cluster(
-    nats_server: NatsServer, postgres_server: PostgresServer, database_template: str
+    nats_server: NatsServer, postgres_server: PostgresServer, database_template: str, **settings: str
 ) -> AsyncIterator[Cluster]:
     """A cluster with a database of its own, for fixtures that outlive one test; both are removed at the end."""
     name = f"t{uuid.uuid4().hex[:12]}"
     dsn = await asyncio.to_thread(postgres_server.create_database, name, database_template)
     try:
-        async with Cluster(nats_server.url, dsn, name) as cluster:
+        async with Cluster(nats_server.url, dsn, name, **settings) as cluster:
             yield cluster
         await delete_streams(nats_server.url, name)
     finally:
