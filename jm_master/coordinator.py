@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from jm_core.errors import JmError
 from jm_master.backoff import Backoff
 from jm_master.checks import require_schema
 from jm_master.config import CoordinatorConfig, PostgresConfig
@@ -54,6 +53,7 @@ class Coordinator:
         self.holder = self.config.coordinator_id or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
         self.ready = asyncio.Event()  # connected to both stores; leading, or standing by
         self.leading = asyncio.Event()  # set for good the first time that we lead with every duty running
+        self.registry: Registry  # once ready
         self._nats = nats
         self._postgres = postgres
 
@@ -75,11 +75,11 @@ class Coordinator:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._cancel_when, stop, tasks.cancel_scope)
                 await self._prepare_schema(database)
-                registry = Registry(link, self.names, lease_s=self.config.lease_s)
-                tasks.start_soon(registry.run)
-                await registry.ready.wait()
+                self.registry = Registry(link, self.names, lease_s=self.config.lease_s)
+                tasks.start_soon(self.registry.run)
+                await self.registry.ready.wait()
                 self.ready.set()
-                await self._lead_again_and_again(link, database, registry)
+                await self._lead_again_and_again(link, database)
 
     @staticmethod
     async def _cancel_when(stop: asyncio.Event, scope: anyio.CancelScope) -> None:
@@ -101,18 +101,18 @@ class Coordinator:
             else:
                 return
 
-    async def _lead_again_and_again(self, link: NatsLink, database: Database, registry: Registry) -> None:
+    async def _lead_again_and_again(self, link: NatsLink, database: Database) -> None:
         watch = Watch(self.config.lease_s)
         link.on_disconnect(watch.blind)
         link.on_reconnect(watch.blind)
         backoff = Backoff(first_s=0.5, cap_s=10.0)
         while True:
             try:
-                await self._lead_once(link, Leader(self.config, self.names, link, database, registry, watch=watch))
+                await self._lead_once(link, Leader(self.config, self.names, link, database, self.registry, watch=watch))
                 backoff.reset()
             except* LostTermError as lost:
                 log.warning("stepping down", extra={"reason": str(lost.exceptions[0])})
-            except* JmError:
+            except* Exception:  # an outage that a duty could not ride out, or a bug: whoever leads next begins afresh
                 log.exception("a duty failed; stepping down")
             await anyio.sleep(backoff.next_s())
 

@@ -145,5 +145,8 @@ def _recorded(row: asyncpg.Record | None) -> Recorded | TermLost:
 
 
 def _texts(results: Sequence[Raw | None]) -> list[str | None]:
-    """JSON text; the value ``null`` is stored as no result."""
-    return [None if result is None or bytes(result) == _NULL else bytes(result).decode() for result in results]
+    """JSON text; the value ``null`` is stored as no result. What is not UTF-8 is left for the database to refuse."""
+    return [
+        None if result is None or bytes(result) == _NULL else bytes(result).decode(errors="surrogateescape")
+        for result in results
+    ]

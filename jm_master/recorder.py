@@ -83,7 +83,7 @@ class Recorder:
             ConsumerGoneError: the events stream's consumer was deleted.
         """
         send, receive = anyio.create_memory_object_stream[Batch](1)
-        async with anyio.create_task_group() as tasks:
+        async with send, receive, anyio.create_task_group() as tasks:
             tasks.start_soon(self._read, send)
             tasks.start_soon(self._apply_all, receive)
             tasks.start_soon(self._in_hand.keep_alive)

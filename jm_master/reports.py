@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Raw, Struct, field
 from nats.aio.msg import Msg
 
 from jm_core import limits, wire
@@ -14,9 +14,20 @@ from jm_master.save_store import Refusal
 from jm_nats.pull import meta
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from jm_core.ends import End
+
+
+class _Envelope(Struct):
+    bucket: str
+    epoch: int
+    worker: str
+    events: list[Raw]
+
+
+_decode_envelope = msgspec.json.Decoder(_Envelope).decode
+_decode_event: Callable[[Raw], wire.Event] = msgspec.json.Decoder(wire.Event).decode
 
 
 class Batch(Struct):
@@ -45,14 +56,29 @@ def decoded(messages: Sequence[Msg], events_max: int) -> list[Batch]:
         try:
             report = wire.decode_events(message.data)
         except (msgspec.DecodeError, RecursionError, ValueError) as error:
-            batch.refusals.append(_message_refusal(message, str(error)))
-            continue
+            report = _apart(message, error, batch.refusals)
         batch.reports.append(report)
         count += len(report.events)
         if count >= events_max:
             batches.append(Batch([]))
             count = 0
     return [batch for batch in batches if batch.messages]
+
+
+def _apart(message: Msg, error: Exception, refusals: list[Refusal]) -> wire.EventBatch:
+    """Those events that can be read (a newer worker may send others); the rest is refused one by one."""
+    try:
+        envelope = _decode_envelope(message.data)
+    except (msgspec.DecodeError, RecursionError, ValueError):
+        refusals.append(_refusal(_source(message), message.data, f"not a batch of events: {error}"))
+        return wire.EventBatch("", 0, "", [])
+    report = wire.EventBatch(envelope.bucket, envelope.epoch, envelope.worker, [])
+    for place, raw in enumerate(envelope.events):
+        try:
+            report.events.append(_decode_event(raw))
+        except (msgspec.DecodeError, RecursionError, ValueError) as problem:
+            refusals.append(_refusal(f"{_source(message)}/{place}", bytes(raw), f"not an event: {problem}"))
+    return report
 
 
 def event_refusal(event: End | wire.Started | wire.Progress, problem: str) -> Refusal:
@@ -62,10 +88,9 @@ def event_refusal(event: End | wire.Started | wire.Progress, problem: str) -> Re
     return _refusal(source, wire.encode(event), f"{kind} refused by Postgres: {problem}")
 
 
-def _message_refusal(message: Msg, problem: str) -> Refusal:
+def _source(message: Msg) -> str:
     facts = meta(message)
-    source = f"{message.subject}/{facts.stream_seq}/{facts.timestamp_ns}"
-    return _refusal(source, message.data, f"not a batch of events: {problem}")
+    return f"{message.subject}/{facts.stream_seq}/{facts.timestamp_ns}"
 
 
 def _refusal(source: str, raw: bytes, reason: str) -> Refusal:

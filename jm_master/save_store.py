@@ -132,7 +132,7 @@ def _arguments(batch: SaveBatch) -> tuple[Any, ...]:
         [part.group.timeout_s for part in parts],
         [part.bucket for part in parts],
         [job.id for job in jobs],
-        [job.args.decode() for job in jobs],
+        [job.args.decode(errors="surrogateescape") for job in jobs],
         messages,
         optional([job.run_at and job.run_at.timestamp() for job in jobs]),
         optional([job.unique_key for job in jobs]),

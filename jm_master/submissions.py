@@ -147,7 +147,7 @@ def refusals_of(batch: Sequence[Submitted]) -> list[Refusal]:
 def refusal_of(submitted: Submitted, place: int, rejection: Rejection) -> Refusal:
     reason = cut_text(rejection.reason, limits.ERROR_BYTES_MAX)
     names = [cut_text(text, limits.ERROR_BYTES_MAX) for text in (rejection.job_id, rejection.handler, rejection.field)]
-    return Refusal(submitted.source(place), rejection.raw, reason, *names)
+    return Refusal(submitted.source(place), rejection.raw or submitted.message.data, reason, *names)
 
 
 def receipts_for(submitted: Submitted, fates: Fates) -> bytes:
