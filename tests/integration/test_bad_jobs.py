@@ -27,6 +27,7 @@ from jm_nats.provision import LAYOUT_KEY, ensure_cluster
 from jm_nats.subjects import PENDING_CONSUMER, Names
 from tests.support import app, bad_jobs, misbehaviour
 from tests.support.bad_jobs import ELEMENTS, MESSAGES, BadJob
+from tests.support.cli import jm
 from tests.support.processes import Cluster, temporary_cluster
 from tests.support.text_client import TextClient
 from tests.support.waiting import wait_until
@@ -331,6 +332,11 @@ async def test_every_entry_path_refuses_oversized_arguments_alike(cluster, clien
         said.append(receipt["reason"])
     assert len(set(said)) == 1, said
 
+    servers = {"JM_NATS_URL": cluster.nats_url, "JM_CLUSTER": cluster.name}
+    command_line = await asyncio.to_thread(jm, "submit", "--file", "-", stdin=body, **servers)
+    assert command_line.returncode == 2
+    assert said[0] in command_line.stderr
+
 
 async def test_a_thousand_good_jobs_through_the_client_while_bad_ones_come_in_beside(cluster, client, submit):
     stop = asyncio.Event()
@@ -422,30 +428,11 @@ async def own_cluster(nats_server, postgres_server, database_template):
         yield cluster
 
 
-async def test_a_redelivery_adds_no_second_row(own_cluster):
-    """The writer dies between its commit and its ack, in front of good and bad jobs; NATS delivers them again."""
-    good, raw = good_job()
-    messages = [array(raw, job.raw) for job in ELEMENTS[:20]] + [job.raw for job in ELEMENTS[20:40]]
-    await provision_impatiently(own_cluster)
-    async with TextClient(own_cluster.nats_url) as client:
-        await client.log_in()
-        for message in messages:
-            await client.queued(Names(own_cluster.name).submit, message)
-    crashing = own_cluster.start_coordinator(env={"JM_TEST_CRASH_AT": "writer.after_commit"})
-    assert await crashing.wait_exit() == -9
-    assert 0 < await rejected_rows(own_cluster) <= len(messages)
-
-    await own_cluster.start()
-    await own_cluster.assert_oracles([good])
-    assert await rejected_rows(own_cluster) == len(messages)
-    assert await own_cluster.sql.counts() == {"succeeded": 1}
-    assert not own_cluster.trouble()
-
-
 # Postgres writes `[1,2]` as `[1, 2]` and `1e300` in full.
 WIDE = b'{"handler":"noop","args":{"a":[' + b",".join([b"1"] * 65_000) + b"]}}"
 TALL = b'{"handler":"noop","args":{"a":[' + b",".join([b"1e300"] * 400) + b"]}}"
-GROWING = (array(*[WIDE] * 3), array(*[TALL] * 50))
+TALL_JOBS = 50
+GROWING = (array(*[WIDE] * 3), array(*[TALL] * TALL_JOBS))
 
 
 async def test_arguments_that_grow_on_the_master_still_reach_the_worker(own_cluster):
@@ -458,26 +445,38 @@ async def test_arguments_that_grow_on_the_master_still_reach_the_worker(own_clus
             for message in GROWING
             for receipt in await client.recorded(Names(own_cluster.name).submit, message)
         ]
-    assert await own_cluster.sql.counts(ids) == {"on_master": 53}
+    assert await own_cluster.sql.counts(ids) == {"on_master": 3 + TALL_JOBS}
     own_cluster.start_worker()
-    assert await own_cluster.ended(ids) == {"succeeded": 53}
+    assert await own_cluster.ended(ids) == {"succeeded": 3 + TALL_JOBS}
     assert not own_cluster.trouble()
 
 
-async def test_arguments_that_grow_on_the_master_can_be_sent_again(own_cluster):
-    """The writer dies before it has sent a message that it has committed; what it was, only Postgres knows."""
+async def test_a_writer_that_dies_after_its_commit_rejects_nothing_twice_and_leaves_nothing_unsent(own_cluster):
+    """In front of good and bad jobs, between the commit and the ack: NATS delivers the messages again, and the run
+    messages have to be built from what Postgres has, where the arguments have grown.
+    """
     await provision_impatiently(own_cluster)
-    crashing = own_cluster.start_coordinator(env={"JM_TEST_CRASH_AT": "writer.after_commit"})
-    await own_cluster.start_worker().wait_ready()
-    await crashing.wait_ready()
+    # One batch at a time, so that the second one begins with the first message sent below.
+    crash = {"JM_TEST_CRASH_AT": "writer.after_commit:2", "JM_SAVE_WORKERS": "1"}
+    crashing = own_cluster.start_coordinator(env=crash)
+    own_cluster.start_worker()
+    good = [good_job() for _ in range(20)]
+    mixed = [array(raw, job.raw) for (_, raw), job in zip(good, ELEMENTS, strict=False)]
+    alone = [job.raw for job in ELEMENTS[20:40]]
     async with TextClient(own_cluster.nats_url) as client:
         await client.log_in()
-        await client.queued(Names(own_cluster.name).submit, GROWING[1])
-    assert await crashing.wait_exit() == -9
-    assert await own_cluster.sql.counts() == {"in_bucket": 50}
-    await own_cluster.start_coordinator().wait_ready()
-    await own_cluster.wait_for_counts(succeeded=50)
-    await own_cluster.assert_oracles([])
+        (first,) = await client.recorded(Names(own_cluster.name).submit, good_job()[1])
+        await own_cluster.ended([first["id"]])  # now the coordinator knows the worker and its buckets
+        for message in (GROWING[1], *mixed, *alone):
+            await client.publish(Names(own_cluster.name).submit, message)
+        assert await crashing.wait_exit() == -9
+    assert (await own_cluster.sql.counts())["in_bucket"] >= TALL_JOBS
+
+    own_cluster.start_coordinator()
+    await own_cluster.wait_for_counts(succeeded=1 + TALL_JOBS + 20)
+    await own_cluster.assert_oracles([job_id for job_id, _ in good])
+    assert await own_cluster.sql.counts() == {"succeeded": 1 + TALL_JOBS + 20}
+    assert await rejected_rows(own_cluster) == len(mixed) + len(alone)
     assert not own_cluster.trouble()
 
 
