@@ -7,6 +7,7 @@ from typing import Any
 
 from jm_core import limits
 from jm_core.errors import InvalidJobError, JmError
+from jm_core.payload import cut_text
 
 
 class Retry(JmError):  # noqa: N818  (reads as what the handler wants: `raise Retry(in_=60)`)
@@ -96,5 +97,7 @@ class JobContext:
         if not 0.0 <= fraction <= 1.0:
             raise InvalidJobError("progress", f"{fraction!r}", remedy="give a fraction from 0 to 1")
         if self._report is not None:
-            self._report(float(fraction), str(note)[: limits.PROGRESS_NOTE_CHARS_MAX])
+            # Made fit for the wire here: half a surrogate pair would spoil the report of every other job.
+            note = cut_text(str(note)[: limits.PROGRESS_NOTE_CHARS_MAX], 4 * limits.PROGRESS_NOTE_CHARS_MAX)
+            self._report(float(fraction), note)
         return _Done()

@@ -13,6 +13,7 @@ from typing import Final
 
 from jm_core import limits
 from jm_core.model import Priority, ReturnReason
+from jm_core.payload import cut_text
 from jm_core.slots import Turns, next_priority
 from jm_core.wire import Progress, Quarantined, Returned, Run, Started
 from jm_nats.clock import Clock
@@ -23,18 +24,20 @@ from jm_nats.worker.outcomes import BucketPort, Delivery
 log = logging.getLogger("jobmaster.worker")
 
 KNOWN_MAX: Final = 50_000
+CLOCK_LOOK_S: Final = 1.0  # a clock that is set, or a machine that slept, is noticed this late at most
 
 
 class Held:
-    """A job that is here and has not started."""
+    """A job that is here. ``again``: further deliveries of it, which must not be acked before it has ended."""
 
-    __slots__ = ("delivery", "port", "run", "since_s")
+    __slots__ = ("again", "delivery", "port", "run", "since_s")
 
     def __init__(self, run: Run, port: BucketPort, delivery: Delivery, since_s: float) -> None:
         self.run = run
         self.port = port
         self.delivery = delivery
         self.since_s = since_s  # loop time at which it could have started
+        self.again: tuple[Delivery, ...] = ()
 
 
 class Engine:
@@ -68,6 +71,8 @@ class Engine:
         self._running_by: dict[Priority, int] = dict.fromkeys(Priority, 0)
         # Highest dispatch seen per job: a message that comes twice, or late, is dropped here (crash table, row 4).
         self._known: dict[str, int] = {}
+        # What is here and not reported yet, by job.
+        self._open: dict[str, Held] = {}
         self._closed = False
         self.held_bytes = 0
         self.duplicates = 0
@@ -82,11 +87,10 @@ class Engine:
         loop_now = self._loop.time()
         for run in runs:
             if known.get(run.id, 0) >= run.dispatch:
-                self.duplicates += 1
-                port.reporter.done(delivery)
+                self._repeated(run, port, delivery)
                 continue
             known[run.id] = run.dispatch
-            held = Held(run, port, delivery, loop_now)
+            held = self._open[run.id] = Held(run, port, delivery, loop_now)
             self.held_bytes += len(bytes(run.args))
             if run.run_at > now:
                 self._sequence += 1
@@ -99,6 +103,27 @@ class Engine:
         if self._later:
             self._arm()
         self.pump()
+        if self._closed:
+            self.close_intake()
+
+    def _repeated(self, run: Run, port: BucketPort, delivery: Delivery) -> None:
+        """Drop a copy. Acking it takes the message away for good, so the ack must wait for the job's end: if we died
+        before, who adopts our bucket would not find the job there.
+        """
+        self.duplicates += 1
+        held = self._open.get(run.id)
+        if held is not None and held.run.dispatch == run.dispatch:
+            held.again += (delivery,)
+        else:
+            port.reporter.done(delivery)
+
+    def _close(self, held: Held) -> None:
+        """Reported: its message needs it no more."""
+        if self._open.get(held.run.id) is held:
+            del self._open[held.run.id]
+        held.port.reporter.done(held.delivery)
+        for delivery in held.again:
+            held.port.reporter.done(delivery)
 
     def knows_all(self, runs: list[Run]) -> bool:
         return all(self._known.get(run.id, 0) >= run.dispatch for run in runs)
@@ -157,16 +182,17 @@ class Engine:
 
     def _quarantine(self, held: Held, reason: str) -> None:
         run, reporter = held.run, held.port.reporter
+        reason = cut_text(reason, limits.ERROR_BYTES_MAX)
         log.warning("job quarantined", extra={"job_id": run.id, "handler": run.handler, "reason": reason})
         reporter.add(Quarantined(run.id, run.dispatch, self._clock.now(), reason), size=200 + len(reason))
-        reporter.done(held.delivery)
+        self._close(held)
 
     def _ended(self, execution: Execution, held: Held) -> None:
         """The attempt's outcome is known: report it. The slot may be freed later (a thread that cannot be stopped)."""
         event, size = execution.event()
         self.finished += 1
         held.port.reporter.add(event, size=size)
-        held.port.reporter.done(held.delivery)
+        self._close(held)
 
     def _released(self, execution: Execution, held: Held) -> None:
         self._running.discard(execution)
@@ -180,7 +206,7 @@ class Engine:
         if self._timer is not None:
             self._timer.cancel()
         wait_s = max(self._later[0][0] - self._clock.now(), 0.0)
-        self._timer = self._loop.call_later(wait_s, self._due)
+        self._timer = self._loop.call_later(min(wait_s, CLOCK_LOOK_S), self._due)
 
     def _due(self) -> None:
         self._timer = None
@@ -212,10 +238,8 @@ class Engine:
 
     def _forget(self) -> None:
         """Drop the oldest half of what was seen; a repeat that old is stopped by the fence in Postgres."""
-        keep = {e.run.id for e in self._running} | {h.run.id for h in self.waiting_since()}
-        keep |= {held.run.id for _, _, held in self._later}
         for job_id in list(self._known)[: KNOWN_MAX // 2]:
-            if job_id not in keep:
+            if job_id not in self._open:
                 del self._known[job_id]
 
     # -- stopping
@@ -233,7 +257,7 @@ class Engine:
             self.held_bytes -= len(bytes(held.run.args))
             run = held.run
             held.port.reporter.add(Returned(run.id, run.dispatch, reason, self._clock.now()))
-            held.port.reporter.done(held.delivery)
+            self._close(held)
 
     def close_intake(self) -> None:
         """Start nothing more, and give back what is held."""

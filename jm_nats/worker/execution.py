@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import logging
+import math
 import random
 from collections.abc import Callable
 from enum import StrEnum
@@ -11,9 +12,10 @@ from typing import Any, Final
 import anyio
 from msgspec import Raw
 
-from jm_core import retry
+from jm_core import limits, retry
 from jm_core.errors import InvalidJobError
 from jm_core.model import AttemptOutcome, ReturnReason
+from jm_core.payload import cut_text
 from jm_core.retry import GiveUp, RetryIn
 from jm_core.wire import Event, Finished, Returned, Run
 from jm_nats import telemetry
@@ -53,9 +55,9 @@ class Execution:
     """
 
     __slots__ = (
-        "_asked_s", "_deadline_s", "_error", "_is_released", "_may_retry", "_on_end", "_on_release", "_outcome",
-        "_raw", "_retry_asked_s", "_task", "announced", "asked", "clock", "context", "finished_at", "handler", "port",
-        "reported", "run", "started_at", "started_loop_s",
+        "_asked_s", "_deadline_s", "_error", "_has_begun", "_has_entered", "_is_over", "_is_released", "_may_retry",
+        "_on_end", "_on_release", "_outcome", "_raw", "_retry_asked_s", "_task", "announced", "asked", "clock",
+        "context", "finished_at", "handler", "port", "reported", "run", "started_at", "started_loop_s",
     )  # fmt: skip
 
     def __init__(
@@ -73,10 +75,13 @@ class Execution:
         self.asked: Ask | None = None
         self.announced = False
         self.reported = False
-        self.started_at = clock.now()
-        self.finished_at = self.started_at
-        self.started_loop_s = asyncio.get_running_loop().time()
-        self._deadline_s = self.started_loop_s + run.timeout_s
+        self.started_at = self.finished_at = clock.now()
+        self.started_loop_s = self._deadline_s = math.inf
+        self._has_begun = False
+        self._has_entered = False
+        self._is_over = False
+        if handler.executor != "process":  # whose time starts when a child is free for it
+            self._begin()
         self._asked_s = 0.0
         self._outcome = AttemptOutcome.SUCCEEDED
         self._raw: bytes = NULL
@@ -88,6 +93,12 @@ class Execution:
         self.context: JobContext | None = None
         if handler.context_parameter is not None and handler.executor != "process":
             self.context = self._make_context(report)
+
+    def _begin(self) -> None:
+        self._has_begun = True
+        self.started_at = self.clock.now()
+        self.started_loop_s = asyncio.get_running_loop().time()
+        self._deadline_s = self.started_loop_s + self.run.timeout_s
 
     def _make_context(self, report: Callable[[float, str], None]) -> JobContext:
         run = self.run
@@ -120,6 +131,7 @@ class Execution:
         """The attempt's task. Nothing raised in a handler leaves it: KeyboardInterrupt and SystemExit would tear down
         the loop, and with it every other job of this worker (BR-118, BR-119).
         """
+        self._has_entered = True
         held_slot: asyncio.Future[Any] | None = None
         try:
             if telemetry.Active.tracing:
@@ -128,11 +140,14 @@ class Execution:
                 held_slot = await self._call(kwargs, executors)
         except BaseException as error:  # noqa: BLE001
             self._failed(error)
-        self._end()
-        if held_slot is not None and not held_slot.done():
-            held_slot.add_done_callback(lambda _: self._release())
-        else:
-            self._release()
+        self._is_over = held_slot is None
+        try:
+            self._end()
+        finally:
+            if held_slot is not None and not held_slot.done():
+                held_slot.add_done_callback(lambda _: self._release())
+            else:
+                self._release()
 
     async def _traced(self, kwargs: dict[str, Any], executors: Executors) -> asyncio.Future[Any] | None:
         label = self.port.priority.label
@@ -173,16 +188,18 @@ class Execution:
 
     async def _call_process(self, limiter: anyio.CapacityLimiter) -> None:
         run = self.run
-        data = ContextData(
-            run.id, run.handler, self.port.lane, run.attempt, run.max_attempts, run.dispatch, run.metadata or {},
-            self.started_at + run.timeout_s,
-        )  # fmt: skip
-        try:
-            answer = await run_in_child(self.handler, bytes(run.args), data, limiter)
-        except anyio.BrokenWorkerProcess as error:
-            self._outcome = AttemptOutcome.FAILED
-            self._error = f"the child process died while it ran the handler ({failures.headline(error)})"
-            return
+        async with limiter:
+            self._begin()
+            data = ContextData(
+                run.id, run.handler, self.port.lane, run.attempt, run.max_attempts, run.dispatch, run.metadata or {},
+                self.started_at + run.timeout_s,
+            )  # fmt: skip
+            try:
+                answer = await run_in_child(self.handler, bytes(run.args), data)
+            except anyio.BrokenWorkerProcess as error:
+                self._outcome = AttemptOutcome.FAILED
+                self._error = f"the child process died while it ran the handler ({failures.headline(error)})"
+                return
         if isinstance(answer, ChildFailed):
             self._outcome = AttemptOutcome.FAILED
             self._error, self._may_retry = answer.error, answer.may_retry
@@ -198,13 +215,15 @@ class Execution:
         except (InvalidJobError, TypeError, ValueError, RecursionError, OverflowError) as error:
             # It ran, but what it returned cannot be kept. Running it again would not change that.
             self._outcome = AttemptOutcome.FAILED
-            self._error = f"the handler returned something that cannot be stored: {failures.headline(error)}"
+            problem = f"the handler returned something that cannot be stored: {failures.headline(error)}"
+            self._error = cut_text(problem, limits.ERROR_BYTES_MAX)
             self._may_retry = False
 
     def _failed(self, error: BaseException) -> None:
         self._outcome = AttemptOutcome.FAILED
         if isinstance(error, Retry):
-            self._retry_asked_s = error.in_s
+            asked_s = getattr(error, "in_s", None)  # a subclass may have made it anything, or nothing
+            self._retry_asked_s = asked_s if isinstance(asked_s, int | float) else None
         elif isinstance(error, NoRetry):
             self._may_retry = False
         self._error = failures.describe(error)
@@ -219,8 +238,12 @@ class Execution:
         self._asked_s = now_s
         if self.context is not None:
             self.context._cancelled = True  # noqa: SLF001  (ours: the handler sees it as a property)
-        if self._task is not None:
-            self._task.cancel()
+        if self._task is None:
+            return
+        self._task.cancel()
+        if not self._has_entered:  # cancelled before its first step, a task runs nothing of its code
+            self._end()
+            self._release()
 
     def check(self, now_s: float, *, grace_s: float) -> None:
         """Ask for the end at the deadline; report without the handler when it ignores that for ``grace_s``."""
@@ -267,6 +290,8 @@ class Execution:
     def event(self) -> tuple[Event, int]:
         """The report of this attempt's end and about how many bytes it takes."""
         run, outcome = self.run, self.outcome
+        if outcome is AttemptOutcome.INTERRUPTED and not (self._has_begun and self._has_entered):
+            return Returned(run.id, run.dispatch, ReturnReason.DRAINED, self.finished_at), 200
         if outcome is AttemptOutcome.INTERRUPTED:
             reason = ReturnReason.INTERRUPTED
             return Returned(run.id, run.dispatch, reason, self.finished_at, run.attempt, self.started_at), 200
@@ -297,10 +322,10 @@ class Execution:
                 return f"{text}; its process was killed"
             case "thread":
                 return f"{text}; a thread cannot be stopped, it still holds a slot (use executor='process')"
-            case "async" if self._error is None:
+            case "async" if not self._is_over:
                 return f"{text}; the handler ignores cancellation and still holds a slot"
             case _:
-                return f"{text}\n{self._error}"
+                return cut_text(f"{text}\n{self._error or 'it took no notice and returned'}", limits.ERROR_BYTES_MAX)
 
     def _retry_in_s(self) -> float | None:
         verdict = retry.after_failure(

@@ -46,10 +46,10 @@ class ContextData(msgspec.Struct):
     deadline_s: float
 
 
-async def run_in_child(
-    handler: Handler, args: bytes, data: ContextData, limiter: anyio.CapacityLimiter
-) -> bytes | ChildFailed:
+async def run_in_child(handler: Handler, args: bytes, data: ContextData) -> bytes | ChildFailed:
     """Run the handler in a child and return its result as JSON. Cancelling this kills the child.
+
+    How many children there are is the caller's business; anyio's own limit would wait where nobody sees it.
 
     Raises:
         anyio.BrokenWorkerProcess: the child died (``os._exit``, a signal, out of memory).
@@ -62,7 +62,7 @@ async def run_in_child(
         args,
         msgspec.structs.asdict(data),
         cancellable=True,
-        limiter=limiter,
+        limiter=anyio.CapacityLimiter(1),
     )
 
 
