@@ -9,6 +9,7 @@ from jm_cli import coordinator, doctor, exits, job, migrate, rejected, submit, u
 from jm_cli.demo import command as demo
 from jm_cli.options import expanded
 from jm_cli.redaction import learn_environment
+from jm_cli.version import version as package_version
 
 # Plain help: drawing it with rich would triple the time it takes, and fold the examples.
 app = typer.Typer(
@@ -36,7 +37,7 @@ def root(
     rejected, 8 no worker, 9 already running, 130 interrupted, 141 output closed. JM_DEBUG=1 shows tracebacks.
     """
     if version:
-        typer.echo(_version())
+        typer.echo(package_version())
     elif context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
@@ -72,12 +73,3 @@ def _make_output_unfailing() -> None:
     """A text that the terminal's encoding cannot show is no reason to fail."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
-
-    try:
-        return version("jobmaster-nats")
-    except PackageNotFoundError:
-        return "0+unknown (not installed)"

@@ -141,11 +141,13 @@ async def _coordinator(link: "NatsLink", names: "Names") -> Finding:
 
 async def _workers(link: "NatsLink", names: "Names") -> Finding:
     from jm_core import wire  # noqa: PLC0415
-    from jm_nats.errors import AgentError  # noqa: PLC0415
+    from jm_nats.errors import AgentError, NoSuchStreamError  # noqa: PLC0415
     from jm_nats.kv import CasKv  # noqa: PLC0415
 
     try:
         entries = await (await CasKv.open(link, names.workers_kv)).entries()
+    except NoSuchStreamError:
+        entries = []
     except AgentError as error:
         return _broken("workers", ExitCode.NO_WORKER, str(error))
     workers = [wire.decode_worker(entry.value) for entry in entries]
@@ -185,7 +187,7 @@ async def _look_at_postgres(options: PostgresOptions, local: "LocalEnv | None") 
 def _broken(name: str, code: ExitCode, message: str) -> Finding:
     """Our messages end with their remedy, after the last semicolon."""
     problem, _, remedy = message.rpartition("; ")
-    return Finding(name, code, problem or message, remedy if problem else None)
+    return Finding(name, code, problem or message, remedy if problem else "see the logs of NATS and of the coordinator")
 
 
 def _as_dict(finding: Finding) -> dict[str, str]:

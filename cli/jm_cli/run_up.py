@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 from collections.abc import Awaitable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -27,6 +27,7 @@ from jm_nats.store_lock import store_lock
 
 if TYPE_CHECKING:
     from jm_nats.app import JobMaster
+    from jm_nats.connection import NatsLink
 
 log = logging.getLogger("jobmaster.up")
 
@@ -85,7 +86,7 @@ async def _serve(plan: UpPlan, app: "JobMaster", local: LocalEnv, servers: Local
         try:
             for child in children:
                 child.start()
-            await _tend(servers, children, _announce_when_ready(plan, app, local), signals.stop)
+            await _tend(servers, children, _announce_when_ready(plan, app, local, workers), signals.stop)
         finally:
             await stop_all(workers, signals.hurry)
             await stop_all([coordinator], signals.hurry)
@@ -145,28 +146,35 @@ async def _migrate(local: LocalEnv) -> None:
     await migrate(local.postgres_dsn)
 
 
-async def _announce_when_ready(plan: UpPlan, app: "JobMaster", local: LocalEnv) -> None:
-    await _until_ready(local, app, plan.workers)
-    _announce(plan, app, local)
-
-
-async def _until_ready(local: LocalEnv, app: "JobMaster", workers: int) -> None:
-    """Return when a coordinator leads and all workers beat."""
-    from jm_nats.api_client import ApiClient, NoCoordinatorError  # noqa: PLC0415
+async def _announce_when_ready(plan: UpPlan, app: "JobMaster", local: LocalEnv, workers: Sequence[Child]) -> None:
+    from jm_nats.api_client import NoCoordinatorError  # noqa: PLC0415
     from jm_nats.config import NatsConfig  # noqa: PLC0415
     from jm_nats.connection import connect  # noqa: PLC0415
     from jm_nats.errors import AgentError  # noqa: PLC0415
-    from jm_nats.kv import CasKv  # noqa: PLC0415
 
     async with await connect(NatsConfig(servers=(local.nats_url,)), client_name="jobmaster up") as link:
-        while True:
-            try:
-                await ApiClient(link, app.names).counts()
-                if len(await (await CasKv.open(link, app.names.workers_kv)).entries()) >= workers:
-                    return
-            except (NoCoordinatorError, AgentError):
-                pass  # not yet
+        ready = False
+        while not ready:
             await asyncio.sleep(READY_POLL_S)
+            with suppress(NoCoordinatorError, AgentError):  # not yet
+                ready = await _is_ready(link, app, [worker.pid for worker in workers])
+    _announce(plan, app, local)
+
+
+async def _is_ready(link: "NatsLink", app: "JobMaster", pids: Sequence[int | None]) -> bool:
+    """Whether a coordinator leads, and each of these workers has opened buckets."""
+    from jm_core import wire  # noqa: PLC0415
+    from jm_core.model import BucketStatus  # noqa: PLC0415
+    from jm_nats.api_client import ApiClient  # noqa: PLC0415
+    from jm_nats.kv import CasKv  # noqa: PLC0415
+
+    await ApiClient(link, app.names).counts()
+    workers = await (await CasKv.open(link, app.names.workers_kv)).entries()
+    buckets = await (await CasKv.open(link, app.names.buckets_kv)).entries()
+    by_pid = {worker.pid: worker.worker for worker in (wire.decode_worker(entry.value) for entry in workers)}
+    records = [wire.decode_bucket(entry.value) for entry in buckets]
+    serving = {record.worker for record in records if record.status == BucketStatus.ACTIVE}
+    return all(pid is not None and by_pid.get(pid) in serving for pid in pids)
 
 
 def _announce(plan: UpPlan, app: "JobMaster", local: LocalEnv) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import typer
 from jm_cli.exits import ExitCode
 from jm_cli.running import run_for_long
 from jm_cli.telemetry import telemetry
+from jm_cli.version import version
 
 log = logging.getLogger("jobmaster.cli")
 
@@ -77,14 +79,17 @@ def serve(make: Callable[[], ProcessT], *, service: str, rule: str, is_ready: Ca
         typer.Exit: with 130 when it was hurried, or stopped before it was ready.
     """
     with telemetry(service):
-        code = run_for_long(_serve(make, rule, is_ready))
+        code = run_for_long(_serve(make, service, rule, is_ready))
     if code is not ExitCode.OK:
         raise typer.Exit(code)
 
 
-async def _serve(make: Callable[[], ProcessT], rule: str, is_ready: Callable[[ProcessT], bool]) -> ExitCode:
+async def _serve(
+    make: Callable[[], ProcessT], service: str, rule: str, is_ready: Callable[[ProcessT], bool]
+) -> ExitCode:
     signals = StopSignals(rule)
     with signals.installed():
+        log.info("%s starts", service, extra={"pid": os.getpid(), "version": version()})
         process = make()
         running = asyncio.ensure_future(process.run(signals.stop, signals.hurry))
         stopping = asyncio.ensure_future(signals.stop.wait())
