@@ -66,6 +66,7 @@ class NatsLink:
         self.js: JetStreamContext = self.nc.jetstream(timeout=js_api.API_TIMEOUT_S)
         self._plan = ReconnectPlan(config.reconnect_wait_max_s)
         self._up = asyncio.Event()
+        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # a new one per connection
         self._refused: asyncio.Future[AgentError] | None = None  # only while the first connection is made
         self._started = False
         self._closing = False
@@ -103,8 +104,26 @@ class NatsLink:
         return _register(self._disconnect_callbacks, callback)
 
     async def api(self, path: str, body: object = None, *, timeout_s: float = js_api.API_TIMEOUT_S) -> dict[str, Any]:
-        """The answer of JetStream's API; errors as in ``js_api.ask``."""
-        return await js_api.ask(self.nc, self.server, path, body, timeout_s=timeout_s)
+        """The answer of JetStream's API; errors as in ``js_api.ask``.
+
+        Fails when the connection breaks: the answer cannot come any more, and the time is better spent asking again.
+        """
+        if self._closing:
+            raise self._unavailable(f"{path}: the connection was closed")
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.wait_connected()
+        except TimeoutError:
+            raise self._unavailable(f"{path}: not connected for {timeout_s:g} s") from None
+        asking = asyncio.ensure_future(js_api.ask(self.nc, self.server, path, body, timeout_s=timeout_s))
+        try:
+            either: set[asyncio.Future[Any]] = {asking, self._broken}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if asking.done():
+                return asking.result()
+        finally:
+            asking.cancel()
+        raise self._unavailable(f"{path}: the connection broke")
 
     async def round_trip(self, timeout_s: float = ROUND_TRIP_TIMEOUT_S) -> None:
         """Return when the server has worked off all we sent so far, and we have received all it sent before that.
@@ -123,8 +142,10 @@ class NatsLink:
             done, _ = await asyncio.wait({ping}, timeout=timeout_s)
             if done and self.connected:
                 return
-        problem = f"no answer to a round trip in {timeout_s:g} s"
-        raise AgentUnavailableError(self.server, problem, remedy=js_api.CHECK_SERVER)
+        raise self._unavailable(f"no answer to a round trip in {timeout_s:g} s")
+
+    def _unavailable(self, problem: str) -> AgentUnavailableError:
+        return AgentUnavailableError(self.server, problem, remedy=js_api.CHECK_SERVER)
 
     async def _ping(self) -> None:
         with suppress(errors.Error, OSError):
@@ -252,6 +273,8 @@ class NatsLink:
     async def _on_disconnected(self) -> None:
         was_up = self._up.is_set()
         self._up.clear()
+        if not self._broken.done():
+            self._broken.set_result(None)
         if was_up and not self._closing:
             log.warning("nats: disconnected from %s", self.config.redacted_servers)
             _call_all(self._disconnect_callbacks)
@@ -259,6 +282,8 @@ class NatsLink:
     async def _on_reconnected(self) -> None:
         self._plan.reset()
         self._trouble = ""
+        if self._broken.done():
+            self._broken = asyncio.get_running_loop().create_future()
         self._up.set()
         log.info("nats: connected to %s", self.server)
         _call_all(self._reconnect_callbacks)

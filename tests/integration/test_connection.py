@@ -74,6 +74,8 @@ async def test_a_link_reaches_jetstream_and_leaves_no_task_behind(nats_server):
         await link.round_trip()
         await link.wait_connected()
     assert not link.connected
+    with pytest.raises(AgentUnavailableError, match="closed"):
+        await link.api("INFO")
     await link.close()
 
 
@@ -368,6 +370,24 @@ async def test_an_unforeseen_error_does_not_end_the_reconnecting(tmp_path):
             seed_file.write_bytes(bytes(key.seed))
             async with asyncio.timeout(10):
                 await link.wait_connected()
+
+
+async def test_a_question_ends_with_its_connection():
+    with NatsServer() as server:
+        async with watching_tasks(), await connect(config_for(server), client_name="t") as link:
+            server.pause()
+            asking = asyncio.create_task(link.api("INFO"))
+            await asyncio.sleep(0.05)
+            began = time.monotonic()
+            await asyncio.to_thread(server.kill)
+            with pytest.raises(AgentUnavailableError, match="broke"):
+                await asking
+            assert time.monotonic() - began < 2
+            with pytest.raises(AgentUnavailableError, match="not connected"):
+                await link.api("INFO", timeout_s=0.1)
+            asking = asyncio.create_task(link.api("INFO"))
+            await asyncio.to_thread(server.start)
+            await asking  # it waited for the connection
 
 
 async def test_a_round_trip_that_is_given_up_does_not_break_the_connection():
