@@ -92,7 +92,7 @@ class Leader:
                 tasks.start_soon(self._writer(pending, sender, outbox, term).run)
                 tasks.start_soon(self._assigner(dispatch, sender, term).run)
                 tasks.start_soon(self._undertaker(recorder, term).run)
-                tasks.start_soon(Service(self._link, self._names, JobStore(self._database), self._waiters).run)
+                await tasks.start(Service(self._link, self._names, JobStore(self._database), self._waiters).run)
                 log.info("leading", extra={"holder": holder, "term": term})
                 leading.set()
 

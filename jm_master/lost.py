@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SWEEP_S: Final = 1.0
+SWEEP_MAX_S: Final = 1.0
 STRAYS_S: Final = 10.0
 EVENTS_POLL_S: Final = 0.05
 ROWS_MAX: Final = 2_000
@@ -49,6 +49,7 @@ class Watch:
     """
 
     def __init__(self, lease_s: float) -> None:
+        self.sweep_s = min(SWEEP_MAX_S, lease_s / 10)
         self._lease_s = lease_s
         self._since_s: float | None = None
         self._looked_s = 0.0
@@ -99,7 +100,7 @@ class Undertaker:
         strays_at_s = time.monotonic() + STRAYS_S
         strays: set[str] = set()
         while True:
-            await anyio.sleep(SWEEP_S)
+            await anyio.sleep(self._watch.sweep_s)
             if time.monotonic() >= strays_at_s:
                 strays_at_s = time.monotonic() + STRAYS_S
                 strays = await self._strays()

@@ -17,12 +17,12 @@ from msgspec import Struct
 from jm_core import api, wire
 from jm_core.errors import InvalidJobError, InvalidNameError, JmError
 from jm_core.model import STATUS_BY_LABEL
-from jm_master.pg_errors import StoreContentionError, StoreUnavailableError
+from jm_master.pg_errors import RowRefusedError, StoreContentionError, StoreUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from anyio.abc import TaskGroup
+    from anyio.abc import TaskGroup, TaskStatus
     from nats.aio.msg import Msg
 
     from jm_master.job_store import JobStore
@@ -69,8 +69,8 @@ class Service:
             api.OP_REJECTED_GET: self._rejected_one,
         }
 
-    async def run(self) -> None:
-        """Answer until cancelled."""
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Answer until cancelled; started once NATS knows that we do."""
         async with anyio.create_task_group() as tasks:
 
             async def on_request(message: Msg) -> None:
@@ -78,6 +78,8 @@ class Service:
 
             subscription = await self._link.nc.subscribe(self._names.api_any, queue=QUEUE, cb=on_request)
             try:
+                await self._link.round_trip()
+                task_status.started()
                 await anyio.sleep_forever()
             finally:
                 with anyio.move_on_after(2, shield=True):
@@ -188,7 +190,7 @@ def _describe(error: Exception) -> tuple[str, str]:
     match error:
         case RefusedError():
             return error.code, str(error)
-        case InvalidJobError() | InvalidNameError():
+        case InvalidJobError() | InvalidNameError() | RowRefusedError():
             return "bad_request", str(error)
         case StoreUnavailableError() | StoreContentionError():
             return "unavailable", str(error)

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import time
+
+import asyncpg
+import pytest
+
+from jm_core import wire
+from jm_core.model import AttemptOutcome, BucketStatus, ReturnReason
+from jm_master.lost import Watch
+from jm_nats.kv import CasKv
+from tests.support.master import LEASE_S, coordinating, finished, job, linked
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+async def bench(nats_server, database, cluster_name):
+    async with linked(nats_server.url, cluster_name) as bench, coordinating(nats_server.url, database, cluster_name):
+        yield bench
+
+
+@pytest.fixture
+async def db(database):
+    connection = await asyncpg.connect(database)
+    await connection.execute("SET search_path TO jobmaster")
+    yield connection
+    await connection.close()
+
+
+async def buried(db, worker):
+    return await wait_until(
+        lambda: db.fetchrow("SELECT * FROM bucket WHERE bucket_id = $1", worker.bucket), what="the tombstone"
+    )
+
+
+async def test_what_a_dead_worker_held_runs_elsewhere(bench, db):
+    async with bench.worker() as dies, bench.worker(lane="spare") as _:
+        await bench.submit(*[job() for _ in range(3)])
+        started, waiting, done = await dies.runs(3)
+        now_s = time.time()
+        await dies.report(wire.Started(started.id, 1, 1, now_s - 1), finished(done, AttemptOutcome.SUCCEEDED))
+        died_s = time.monotonic()
+        await dies.die()
+        async with bench.worker() as lives:
+            (again,) = await lives.runs(1)
+            assert time.monotonic() - died_s < LEASE_S + 2 + 1
+            assert (again.id, again.dispatch, again.attempt) == (waiting.id, 2, 1)
+            tombstone = await buried(db, dies)
+            assert (tombstone["reason"], tombstone["jobs_returned"], tombstone["epoch"]) == ("lost", 2, 2)
+            rows = {str(row["id"]): row for row in await db.fetch("SELECT * FROM job")}
+            assert rows[done.id]["status"] == 4
+            assert rows[waiting.id]["losses"] == 1
+            assert rows[started.id]["attempt"] == 1
+            attempt = await db.fetchrow("SELECT * FROM attempt")
+            assert (str(attempt["job_id"]), attempt["outcome"]) == (started.id, "worker_lost")
+            assert attempt["retry_in_s"] == pytest.approx(10, rel=0.3)
+            # The zombie's late word changes nothing.
+            await dies.report(finished(waiting, AttemptOutcome.FAILED, error="zombie"))
+            await lives.succeed([again])
+            await wait_until(
+                lambda: db.fetchval("SELECT status = 4 FROM job WHERE id = $1", waiting.id), what="the end"
+            )
+        assert await CasKv(bench.link, bench.names.buckets_kv).get(dies.bucket) is None
+
+
+async def test_a_drained_bucket_is_removed_and_what_came_late_goes_back_at_no_cost(bench, db):
+    async with bench.worker() as drains:
+        await bench.submit(job(), job())
+        returned, late = await drains.runs(2)
+        await drains.move(BucketStatus.COMPLETING)
+        await drains.report(wire.Returned(returned.id, 1, ReturnReason.DRAINED, time.time()))
+        await drains.move(BucketStatus.READY_TO_DRAIN)
+        tombstone = await buried(db, drains)
+        assert (tombstone["reason"], tombstone["jobs_returned"]) == ("drained", 1)
+        rows = await db.fetch("SELECT status, losses, attempt, bucket_id FROM job")
+        assert [tuple(row) for row in rows] == [(1, 0, 0, None)] * 2
+        async with bench.worker() as lives:
+            runs = await lives.runs(2)
+            assert {run.id for run in runs} == {returned.id, late.id}
+
+
+async def test_rows_of_a_bucket_that_nobody_has_ever_seen_are_taken_back(bench, db):
+    async with bench.worker() as worker:
+        await bench.submit(job())
+        (run,) = await worker.runs(1)
+        await db.execute("UPDATE job SET bucket_id = 'never-seen'")
+        (again,) = await worker.runs(1, timeout_s=20)
+        assert (again.id, again.dispatch) == (run.id, 2)
+
+
+async def test_a_restarted_worker_of_the_same_name_does_not_keep_its_predecessor_s_bucket(bench, db):
+    async with bench.worker() as dies:
+        await bench.submit(job())
+        await dies.runs(1)
+        await dies.die()
+        await CasKv(bench.link, bench.names.workers_kv).put(
+            dies.name, wire.encode(wire.WorkerRecord(dies.name, "another", "host", 2, time.time(), 1, [], []))
+        )
+        assert (await buried(db, dies))["reason"] == "lost"
+
+
+def test_nobody_is_lost_before_a_lease_of_unbroken_observation():
+    watch = Watch(10.0)
+    looks = [(t, watch.lost({"b"}, now_s=t)) for t in range(14)]
+    assert [t for t, lost in looks if lost] == [10, 11, 12, 13]
+
+
+def test_after_blind_time_the_observation_begins_anew():
+    watch = Watch(10.0)
+    for t in range(12):
+        watch.lost(set(), now_s=t)
+    watch.blind()
+    looks = [(t, watch.lost({"b"}, now_s=t)) for t in range(12, 25)]
+    assert [t for t, lost in looks if lost] == [22, 23, 24]
+
+
+def test_a_coordinator_that_was_frozen_itself_does_not_trust_what_it_missed():
+    watch = Watch(10.0)
+    for t in range(12):
+        watch.lost(set(), now_s=t)
+    assert not watch.lost({"b"}, now_s=60)
+    assert not watch.lost({"b"}, now_s=61)
+    assert not watch.lost({"b"}, now_s=64)
+
+
+def test_one_look_is_not_enough():
+    watch = Watch(10.0)
+    for t in range(12):
+        watch.lost(set(), now_s=t)
+    assert watch.lost({"b"}, now_s=12) == set()
+    assert watch.lost({"b", "c"}, now_s=13) == {"b"}
