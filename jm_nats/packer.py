@@ -8,18 +8,18 @@ concurrent ones leave in a handful of messages.
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from itertools import islice
 from typing import Final
 
 from jm_core import limits, wire
-from jm_core.errors import InvalidJobError
+from jm_core.errors import InvalidJobError, JmError
 from jm_core.wire import JobReceipt, Submission
 
 IN_FLIGHT_MAX: Final = 32
-# A job's fields besides args and metadata: ids, names, numbers, JSON punctuation. An over-estimate; what still comes
-# out too large is split after encoding.
-FIELD_BYTES: Final = 320
+# A job's fields besides args, metadata and unique key, each at its longest, with JSON's punctuation: an upper bound,
+# because a message that comes out too large is refused by the writer as a whole, after it was queued.
+FIELD_BYTES: Final = 520
 
+_Entry = tuple[Submission, "asyncio.Future[JobReceipt | None]"]
 Send = Callable[[bytes, Sequence[Submission]], Awaitable[Sequence[JobReceipt] | None]]
 
 
@@ -30,7 +30,7 @@ def message_chunks(jobs: Sequence[Submission]) -> list[list[Submission]]:
     size = 2
     for job in jobs:
         cost = encoded_bytes_at_most(job)
-        if chunk and (len(chunk) >= limits.PACK_JOBS or size + cost > limits.MESSAGE_BYTES_MAX):
+        if chunk and not _has_room(len(chunk), size + cost):
             chunks.append(chunk)
             chunk, size = [], 2
         chunk.append(job)
@@ -40,9 +40,13 @@ def message_chunks(jobs: Sequence[Submission]) -> list[list[Submission]]:
     return chunks
 
 
+def _has_room(count: int, size: int) -> bool:
+    return count < limits.PACK_JOBS and size <= limits.MESSAGE_BYTES_MAX
+
+
 def encoded_bytes_at_most(job: Submission) -> int:
     """An upper estimate of a job's bytes on the wire."""
-    cost = len(bytes(job.args)) + FIELD_BYTES
+    cost = memoryview(job.args).nbytes + FIELD_BYTES  # `bytes` would copy them
     if job.metadata or job.unique_key:
         # JSON may escape one byte of text into six.
         texts = sum(len(k) + len(v) + 6 for k, v in (job.metadata or {}).items()) + len(job.unique_key or "")
@@ -74,7 +78,7 @@ class Packer:
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._waiting: deque[tuple[Submission, asyncio.Future[JobReceipt | None]]] = deque()
+        self._waiting: deque[_Entry] = deque()
         self._in_flight: set[asyncio.Task[None]] = set()
         self._scheduled = False
 
@@ -98,31 +102,45 @@ class Packer:
     def _flush(self) -> None:
         self._scheduled = False
         while self._waiting and len(self._in_flight) < IN_FLIGHT_MAX:
-            batch = list(islice(self._waiting, limits.PACK_JOBS))
-            fitting = len(message_chunks([job for job, _ in batch])[0])
-            for _ in range(fitting):
-                self._waiting.popleft()
-            task = asyncio.create_task(self._carry(batch[:fitting]))
+            task = asyncio.create_task(self._carry(self._take_message()))
             self._in_flight.add(task)
             task.add_done_callback(self._landed)
+
+    def _take_message(self) -> list[_Entry]:
+        batch: list[_Entry] = []
+        size = 2
+        while self._waiting:
+            size += encoded_bytes_at_most(self._waiting[0][0])
+            if batch and not _has_room(len(batch), size):
+                break
+            batch.append(self._waiting.popleft())
+        return batch
 
     def _landed(self, task: asyncio.Task[None]) -> None:
         self._in_flight.discard(task)
         if self._waiting:
             self._flush()
 
-    async def _carry(self, batch: list[tuple[Submission, asyncio.Future[JobReceipt | None]]]) -> None:
+    async def _carry(self, batch: list[_Entry]) -> None:
         jobs = [job for job, _ in batch]
         try:
             answers = await self._send(encode_message(jobs), jobs)
         except BaseException as error:
-            for _, future in batch:
-                if not future.done():
-                    future.set_exception(error if isinstance(error, Exception) else asyncio.CancelledError())
+            _fail(batch, error if isinstance(error, Exception) else asyncio.CancelledError())
             if not isinstance(error, Exception):
                 raise
             return
         each: Sequence[JobReceipt | None] = [None] * len(batch) if answers is None else answers
+        if len(each) != len(batch):
+            problem = f"{len(each)} answers to {len(batch)} jobs; see which are recorded before submitting again"
+            _fail(batch, JmError(problem))
+            return
         for (_, future), answer in zip(batch, each, strict=True):
             if not future.done():
                 future.set_result(answer)
+
+
+def _fail(batch: list[_Entry], error: BaseException) -> None:
+    for _, future in batch:
+        if not future.done():
+            future.set_exception(error)
