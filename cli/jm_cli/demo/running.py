@@ -14,7 +14,7 @@ from rich.console import Console
 
 from jm_cli.demo.accounting import Submitted
 from jm_cli.demo.app import jm
-from jm_cli.demo.cluster import WORKERS, DemoCluster
+from jm_cli.demo.cluster import APP, WORKERS, DemoCluster
 from jm_cli.demo.display import Display
 from jm_cli.demo.report import Report, read_report
 from jm_cli.demo.submitting import submit_no_ops, submit_work
@@ -93,6 +93,8 @@ async def _run(settings: DemoSettings, console: Console, companion: Companion | 
             report = await read_report(connection, submitted)
         stopwatch.lap("report", "report read by SQL")
     stopwatch.lap("stop", "everything stopped")
+    if settings.keep:
+        console.print(f"data and logs are in {settings.keep}; to look: jm up --data {settings.keep} --app {APP}")
     report.steps_s, report.wall_s = stopwatch.steps_s, stopwatch.wall_s
     return report
 

@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from jm_cli.demo.app import no_op
 from jm_cli.demo.report import Report
 
 UNPARSABLE_SHOWN: Final = 3
@@ -55,6 +56,10 @@ def _facts(report: Report) -> Iterator[Text]:
         more = ", …" if len(report.unparsable) > UNPARSABLE_SHOWN else ""
         text = f"{len(report.unparsable)} files that this Python cannot parse, never tried again ({names}{more})"
         yield _fact("Failed for good", text)
+    for row in report.handlers:
+        if row.handler == no_op.name:
+            speed = f"{row.jobs_per_s or 0:,.0f} a second"
+            yield _fact("Doing nothing", f"{row.jobs:,} jobs, {speed} from the first one stored to the last one ended")
     yield _fact(
         "Parsed",
         f"{totals.files:,} files, {totals.lines:,} lines, {totals.classes:,} classes, {totals.functions:,} functions",
