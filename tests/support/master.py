@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 import uuid
 from contextlib import asynccontextmanager, suppress
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from jm_nats.connection import NatsLink
 
 LEASE_S: Final = 1.5
+_IDS: Final = itertools.count()
 FAST: Final = CoordinatorConfig(lease_s=LEASE_S, poll_s=0.1, outbox_age_s=0.5)
 
 
@@ -203,5 +205,9 @@ def job(handler: str = "noop", **fields: Any) -> dict[str, Any]:
 
 
 def new_id() -> str:
-    bits = (int(time.time() * 1000) << 80) | (7 << 76) | (2 << 62) | (uuid.uuid4().int & ((1 << 62) - 1))
+    """A UUID of version 7 that is greater than the one before."""
+    order = next(_IDS) & 0xFFF
+    bits = (
+        (int(time.time() * 1000) << 80) | (7 << 76) | (order << 64) | (2 << 62) | (uuid.uuid4().int & ((1 << 62) - 1))
+    )
     return str(uuid.UUID(int=bits))

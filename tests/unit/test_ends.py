@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import pytest
+from msgspec import Raw
+
+from jm_core import limits, wire
+from jm_core.ends import End, Held, after_loss, as_end, end_of, sort_events, storable
+from jm_core.model import AttemptOutcome, JobStatus, ReturnReason
+from jm_core.retry import Fixed
+
+OUTCOMES = {
+    AttemptOutcome.SUCCEEDED: JobStatus.SUCCEEDED,
+    AttemptOutcome.FAILED: JobStatus.FAILED,
+    AttemptOutcome.TIMED_OUT: JobStatus.FAILED,
+    AttemptOutcome.CANCELLED: JobStatus.CANCELLED,
+    AttemptOutcome.INTERRUPTED: JobStatus.ON_MASTER,
+    AttemptOutcome.WORKER_LOST: JobStatus.ON_MASTER,
+}
+
+
+def finished(outcome=AttemptOutcome.SUCCEEDED, *, job="a", attempt=1, **fields):
+    return wire.Finished(job, 1, attempt, outcome, 1.0, 2.0, **fields)
+
+
+def batch(*events):
+    return wire.EventBatch("b", 1, "w", list(events))
+
+
+@pytest.mark.parametrize("outcome", AttemptOutcome)
+def test_every_outcome_has_its_status(outcome):
+    assert end_of(finished(outcome)).status is OUTCOMES[outcome]
+
+
+@pytest.mark.parametrize("outcome", [AttemptOutcome.FAILED, AttemptOutcome.TIMED_OUT])
+def test_a_failure_that_is_to_be_tried_again_goes_back_to_the_master(outcome):
+    end = end_of(finished(outcome, retry_in_s=5.0))
+    assert (end.status, end.retry_in_s, end.outcome) == (JobStatus.ON_MASTER, 5.0, outcome)
+
+
+@pytest.mark.parametrize(("asked_s", "kept_s"), [(-1.0, 0.0), (1e12, limits.DELAY_S_MAX)])
+def test_a_wait_outside_the_bounds_is_brought_inside(asked_s, kept_s):
+    assert end_of(finished(AttemptOutcome.FAILED, retry_in_s=asked_s)).retry_in_s == kept_s
+
+
+def test_only_first_successes_are_the_common_case():
+    events = sort_events([batch(finished(), finished(job="b", attempt=2)), batch(finished(job="c"))])
+    assert [(event.id, place) for event, place in zip(events.successes, events.success_batches, strict=True)] == [
+        ("a", 0),
+        ("c", 1),
+    ]
+    assert [end.id for end in events.ends] == ["b"]
+
+
+def test_what_precedes_an_end_of_the_same_dispatch_is_dropped():
+    started = [wire.Started(job, 1, 1, 0.5) for job in "abc"]
+    progress = [wire.Progress(job, 1, 0.6, fraction, "") for job in "abc" for fraction in (0.1, 0.2)]
+    ends = [finished(job="a"), wire.Returned("b", 1, ReturnReason.INTERRUPTED, 2.0, 1, 0.5)]
+    events = sort_events([batch(*started, *progress, *ends)])
+    assert [event.id for event in events.started] == ["c"]
+    assert [(event.id, event.fraction) for event in events.progress] == [("c", 0.2)]
+
+
+def test_a_start_of_another_dispatch_stays():
+    events = sort_events([batch(wire.Returned("a", 1, ReturnReason.DRAINED, 1.0), wire.Started("a", 2, 1, 2.0))])
+    assert len(events.started) == 1
+
+
+def test_what_was_never_started_costs_nothing_when_it_comes_back():
+    end = end_of(wire.Returned("a", 1, ReturnReason.DRAINED, 1.0))
+    assert (end.status, end.outcome, end.excused, end.attempt) == (JobStatus.ON_MASTER, "", 0, 0)
+
+
+def test_an_interrupted_start_is_excused():
+    end = end_of(wire.Returned("a", 1, ReturnReason.INTERRUPTED, 2.0, 3, 1.0))
+    assert (end.outcome, end.excused, end.attempt, end.retry_in_s) == (AttemptOutcome.INTERRUPTED, 1, 3, None)
+
+
+@pytest.mark.parametrize("losses", range(limits.LOSSES_MAX + 1))
+def test_a_job_that_takes_its_workers_down_before_it_starts_is_quarantined_in_the_end(losses):
+    end = after_loss(Held("a", "h", 1, 0, 4, losses, None), Fixed(1.0), now_s=9.0, u=0.5)
+    expected = JobStatus.ON_MASTER if losses + 1 < limits.LOSSES_MAX else JobStatus.QUARANTINED
+    assert (end.status, end.losses, end.outcome) == (expected, 1, "")
+
+
+@pytest.mark.parametrize(("attempt", "status"), [(1, JobStatus.ON_MASTER), (4, JobStatus.FAILED)])
+def test_a_lost_start_counts_as_an_attempt(attempt, status):
+    end = after_loss(Held("a", "h", 1, attempt, 4, 0, 5.0), Fixed(7.0), now_s=9.0, u=0.5)
+    assert (end.status, end.outcome, end.error) == (status, AttemptOutcome.WORKER_LOST, "worker lost")
+    assert end.retry_in_s == (7.0 if status is JobStatus.ON_MASTER else None)
+
+
+def test_a_success_that_cannot_be_stored_is_a_failure_that_says_so():
+    end = storable(as_end(finished(result=Raw(b'"x"'))), "invalid byte")
+    assert (end.status, end.outcome, end.result) == (JobStatus.FAILED, AttemptOutcome.FAILED, None)
+    assert end.error == "the result cannot be stored: invalid byte"
+
+
+def test_a_failure_that_cannot_be_stored_keeps_its_text_as_far_as_it_can():
+    end = storable(End("a", 1, 1, JobStatus.ON_MASTER, "failed", error="a\0b", retry_in_s=3.0), "invalid byte")
+    assert (end.status, end.error, end.retry_in_s) == (JobStatus.ON_MASTER, "a\\u0000b", 3.0)

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import pytest
+
+from jm_core import limits, wire
+from jm_core.model import Priority
+from jm_core.wire import BucketRecord, WorkerRecord
+from jm_master.ledger import Ledger
+from jm_master.registry_view import RegistryView
+
+BURST = 10 + int(limits.RATE_PRIOR_PER_S * limits.CREDIT_HORIZON_S)  # of an unknown worker with ten slots
+
+
+def view_of(*workers: str, handlers=("h",), slots=10, priorities=(Priority.MEDIUM,)):
+    view = RegistryView()
+    for worker in workers:
+        record = WorkerRecord(worker, worker, "host", 1, 0.0, slots, ["default"], list(handlers))
+        view.set_worker(worker, wire.encode(record))
+        for priority in priorities:
+            bucket = BucketRecord(f"{worker}-{priority}", worker, worker, "default", int(priority), 1, "active")
+            view.set_bucket(bucket.bucket, wire.encode(bucket), 1)
+    return view
+
+
+def offered(ledger, count=100_000, *, now_s=0.0, later=False, handler="h", priority=Priority.MEDIUM):
+    shares = ledger.offer("default", priority, handler, count, later=later, now_s=now_s)
+    return {share.bucket: share.count for share in shares}
+
+
+def test_a_worker_that_is_not_known_yet_gets_a_first_burst():
+    assert offered(Ledger(view_of("w"))) == {"w-3": BURST}
+
+
+def test_what_was_given_is_not_given_again_until_it_has_ended():
+    ledger = Ledger(view_of("w"))
+    ledger.give("w-3", BURST, now_s=0.0)
+    assert offered(ledger) == {}
+    ledger.settle("w-3", "w", BURST, run_s=0.001, now_s=0.2)
+    assert offered(ledger, now_s=0.2)["w-3"] >= BURST
+
+
+def test_quick_jobs_open_the_tap_to_its_limit():
+    ledger = Ledger(view_of("w"))
+    ledger.give("w-3", 1000, now_s=0.0)
+    ledger.settle("w-3", "w", 1000, run_s=0.0001, now_s=0.1)
+    assert offered(ledger, now_s=0.1) == {"w-3": limits.CREDIT_MAX}
+
+
+def test_long_jobs_that_end_together_do_not_look_quick():
+    ledger = Ledger(view_of("w"))
+    ledger.give("w-3", 20, now_s=0.0)
+    for n in range(5):
+        ledger.settle("w-3", "w", 2, run_s=60.0, now_s=60.0 + n * 0.001)
+    assert offered(ledger, now_s=60.01) == {}  # ten slots, ten jobs in them
+
+
+def test_a_worker_that_falls_silent_is_given_less():
+    ledger = Ledger(view_of("w"))
+    ledger.give("w-3", 1000, now_s=0.0)
+    ledger.settle("w-3", "w", 500, run_s=0.001, now_s=0.1)
+    assert offered(ledger, now_s=0.1)["w-3"] > 4_000
+    assert offered(ledger, now_s=30.0) == {}
+
+
+def test_an_idle_worker_keeps_its_reputation():
+    ledger = Ledger(view_of("w"))
+    ledger.give("w-3", 1000, now_s=0.0)
+    ledger.settle("w-3", "w", 1000, run_s=0.0001, now_s=0.1)
+    assert offered(ledger, now_s=3600.0) == {"w-3": limits.CREDIT_MAX}
+
+
+def test_a_flood_in_one_bucket_leaves_the_others_their_share():
+    ledger = Ledger(view_of("w", slots=20, priorities=(Priority.LOW, Priority.CRITICAL)))
+    ledger.give("w-2", limits.CREDIT_MAX, now_s=0.0)
+    assert offered(ledger, priority=Priority.LOW) == {}
+    assert offered(ledger, priority=Priority.CRITICAL) == {"w-5": 16}
+
+
+def test_jobs_for_later_do_not_use_up_the_credit_of_now():
+    ledger = Ledger(view_of("w"))
+    assert offered(ledger, later=True) == {"w-3": limits.CREDIT_MAX}
+    ledger.give("w-3", limits.CREDIT_MAX, second=1_000, now_s=0.0)
+    assert offered(ledger, later=True) == {}
+    assert offered(ledger) == {"w-3": BURST}
+
+
+def test_jobs_for_later_count_once_they_are_due():
+    ledger = Ledger(view_of("w"))
+    ledger.give("w-3", BURST, second=1_000, now_s=0.0)
+    ledger.mature(wall_s=900.0)
+    assert offered(ledger) == {"w-3": BURST}
+    ledger.mature(wall_s=999.0)
+    assert offered(ledger) == {}
+
+
+def test_two_workers_share_and_only_those_who_know_the_handler():
+    view = view_of("a", "b")
+    stranger = WorkerRecord("c", "c", "host", 1, 0.0, 10, ["default"], ["other"])
+    view.set_worker("c", wire.encode(stranger))
+    view.set_bucket("c-3", wire.encode(BucketRecord("c-3", "c", "c", "default", 3, 1, "active")), 1)
+    ledger = Ledger(view)
+    assert offered(ledger, 100) == {"a-3": 50, "b-3": 50}
+    assert offered(ledger, 30, handler="nobody") == {"a-3": 10, "b-3": 10, "c-3": 10}
+
+
+@pytest.mark.parametrize("status", ["completing", "lost", "ready_to_drain", "draining", "ready_to_delete"])
+def test_only_active_buckets_are_offered(status):
+    view = view_of("w")
+    view.set_bucket("w-3", wire.encode(BucketRecord("w-3", "w", "w", "default", 3, 1, status)), 2)
+    assert offered(Ledger(view)) == {}
+
+
+def test_a_bucket_whose_worker_is_gone_or_another_process_is_not_offered():
+    view = view_of("w")
+    view.set_worker("w", wire.encode(WorkerRecord("w", "reborn", "host", 2, 0.0, 10, ["default"], ["h"])))
+    assert offered(Ledger(view)) == {}
+    view.set_worker("w", None)
+    assert offered(Ledger(view)) == {}
+
+
+def test_the_ledger_starts_from_what_postgres_says():
+    ledger = Ledger(view_of("w"))
+    ledger.seed([("w-3", 0, 1_000), ("w-3", 5_000, 7)])
+    assert offered(ledger) == {"w-3": BURST - 1_000}
+    assert ledger.outstanding() == {"w-3": 1_000}
