@@ -11,7 +11,10 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 import uuid
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -27,7 +30,8 @@ from tests.support.wire_page import Received, Sent
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 # The last release that says it runs on Node 18 and 20.
-NPM_PACKAGES = ("@nats-io/transport-node@3.3.0", "@nats-io/jetstream@3.3.0")
+NPM_PACKAGES = ("@nats-io/transport-node", "@nats-io/jetstream")
+NPM_VERSION = "3.3.0"
 JS_TIMEOUT_S = 60.0
 GREET = {"handler": "greet", "args": {"name": "Ada"}}
 
@@ -228,15 +232,31 @@ async def test_a_wrong_question_gets_an_answer(cluster, client):
 
 
 @pytest.fixture(scope="module")
-def javascript(request, cluster: Cluster):
-    """Runs the page's program with Node; returns what it printed, a JSON value a line."""
+def node_folder(request, tmp_path_factory) -> Path:
+    """A folder with the packages, kept in pytest's cache from run to run."""
     if shutil.which("node") is None or shutil.which("npm") is None:
         pytest.skip("needs node and npm")
-    folder = request.config.cache.mkdir("nats-js")
-    if not (folder / "node_modules" / "@nats-io" / "jetstream").exists():
-        command = ["npm", "install", "--no-save", "--no-package-lock", "--no-audit", "--no-fund", *NPM_PACKAGES]
-        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=JS_TIMEOUT_S)
+    cache = getattr(request.config, "cache", None)  # there is none with `-p no:cacheprovider`
+    parent = cache.mkdir("nats-js") if cache else tmp_path_factory.mktemp("nats-js")
+    ready = parent / NPM_VERSION
+    if not ready.exists():
+        fresh = Path(tempfile.mkdtemp(dir=parent))
+        try:
+            options = ["--prefix", str(fresh), "--no-save", "--no-package-lock", "--no-audit", "--no-fund"]
+            command = ["npm", "install", *options, *(f"{name}@{NPM_VERSION}" for name in NPM_PACKAGES)]
+            subprocess.run(command, cwd=fresh, check=True, capture_output=True, timeout=JS_TIMEOUT_S)
+            with suppress(OSError):  # another run was quicker
+                fresh.rename(ready)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+    return ready
+
+
+@pytest.fixture(scope="module")
+def javascript(node_folder: Path, cluster: Cluster):
+    """Runs the page's program with Node; returns what it printed, a JSON value a line."""
     (block,) = wire_page.blocks("js")
+    folder = Path(tempfile.mkdtemp(dir=node_folder))
     program = folder / "submit.mjs"
     program.write_text(block.text)
 
@@ -248,7 +268,8 @@ def javascript(request, cluster: Cluster):
         assert done.returncode == 0, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()]
 
-    return run
+    yield run
+    shutil.rmtree(folder)
 
 
 async def test_the_javascript_program_of_the_page_submits_and_gets_its_results(cluster, javascript):
