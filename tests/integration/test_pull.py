@@ -13,7 +13,8 @@ from jm_nats.connection import connect
 from jm_nats.embedded import NatsServer
 from jm_nats.errors import AgentUnavailableError, ConsumerGoneError
 from jm_nats.provision import delete_bucket, delete_consumer, ensure_bucket
-from jm_nats.pull import PullReader, ReaderClosedError, Verdict, ack, ack_sync, judge, keep_alive, meta, nak, term
+from jm_nats.pull import PullReader, ReaderClosedError, ack, ack_sync, keep_alive, meta, nak, term
+from jm_nats.pull_status import Verdict, judge
 from jm_nats.subjects import Names
 
 SOON_S = 10
