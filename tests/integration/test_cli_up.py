@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import tempfile
 import uuid
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,9 +61,10 @@ def mark_of(process):
 
 
 @pytest.fixture
-def up(tmp_path_factory):
-    # Not pytest's own folder, which only root may pass through; Postgres runs as another user.
-    folder = tmp_path_factory.mktemp("up")
+def up():
+    # Not below pytest's own folder: every pytest that starts makes that one root's alone again, and Postgres, which
+    # runs as another user, can then not pass.
+    folder = Path(tempfile.mkdtemp(prefix="jm-test-up-"))
     made = Up(folder)
     yield made
     for pid in made.processes():
