@@ -9,8 +9,8 @@ from array import array
 from itertools import accumulate
 from typing import Final
 
-# A text with its quotes (its end may be missing), a run of brackets of one direction, or a comma.
-_TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{]++|[\]}]++|,', re.DOTALL)
+# Texts with their quotes (the last one's end may be missing), a run of brackets of one direction, or a comma.
+_TOKEN: Final = re.compile(rb'(?:"(?:[^"\\]++|\\.)*+"?)++|[\[{]++|[\]}]++|,', re.DOTALL)
 _MEMBER: Final = re.compile(rb'\s*("(?:[^"\\]++|\\.)*+")\s*:(.*)', re.DOTALL)
 _OPENING: Final = b"[{"
 _QUOTE: Final = ord('"')
