@@ -111,6 +111,8 @@ class Worker:
                     await _first(stop.wait(), intake.failed(), side.failed(), reporting.failed())
                 await self._drain(engine, ports, registration, hurry)
         finally:
+            # Also when a loop has failed: what is cancelled below frees slots, and nothing more may start in them.
+            engine.close_intake()
             executors.close()
             await publisher.close()
             await heartbeat.stop()
