@@ -8,6 +8,7 @@ from msgspec import Raw, Struct
 
 from jm_core.ends import End, Held
 from jm_core.model import JobStatus
+from jm_master.literals import array_literal
 from jm_master.queries import named
 from jm_master.save_store import TermLost, optional
 
@@ -50,12 +51,13 @@ class RecordStore:
             self._sql["record_successes"],
             self._term,
             workers,
-            [event.id for event in events],
-            [event.dispatch for event in events],
-            [event.started_at for event in events],
-            [event.finished_at for event in events],
-            [place + 1 for place in places],
+            array_literal([event.id for event in events]),
+            array_literal([event.dispatch for event in events]),
+            array_literal([event.started_at for event in events]),
+            array_literal([event.finished_at for event in events]),
+            array_literal([place + 1 for place in places]),
             optional(_texts(results)) if any(results) else [],
+            len(events),
         )
         return _recorded(row)
 

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from jm_core import limits
 from jm_core.save_plan import Part
+from jm_master.literals import array_literal
 from jm_master.queries import named
 
 if TYPE_CHECKING:
@@ -131,10 +132,10 @@ def _arguments(batch: SaveBatch) -> tuple[Any, ...]:
         [part.group.max_attempts for part in parts],
         [part.group.timeout_s for part in parts],
         [part.bucket for part in parts],
-        [job.id for job in jobs],
+        array_literal([job.id for job in jobs]),
         [job.args.decode(errors="surrogateescape") for job in jobs],
-        messages,
-        optional([job.run_at and job.run_at.timestamp() for job in jobs]),
+        array_literal(messages),
+        array_literal(optional([job.run_at and job.run_at.timestamp() for job in jobs])),
         optional([job.unique_key for job in jobs]),
         optional([job.metadata and _json(job.metadata).decode() for job in jobs]),
         optional([job.trace for job in jobs]),
@@ -151,6 +152,7 @@ def _arguments(batch: SaveBatch) -> tuple[Any, ...]:
         [refusal.job_id for refusal in refusals],
         [refusal.handler for refusal in refusals],
         [refusal.field for refusal in refusals],
+        len(jobs),
     )
 
 

@@ -7,12 +7,12 @@ WITH term AS MATERIALIZED (
     UPDATE jobmaster.job AS j
        SET status = 4, attempt = 1, started_at = to_timestamp(u.started_at), finished_at = to_timestamp(u.finished_at),
            worker_id = ($2::text[])[u.worker], result = u.result::jsonb
-      FROM unnest($3::uuid[], $4::int[], $5::float8[], $6::float8[], $7::int[], $8::text[])
+      FROM unnest($3::text::uuid[], $4::text::int[], $5::text::float8[], $6::text::float8[], $7::text::int[], $8::text[])
            AS u(id, dispatch, started_at, finished_at, worker, result)
      WHERE j.id = u.id AND j.dispatch = u.dispatch AND j.status BETWEEN 2 AND 3 AND EXISTS (SELECT FROM term)
     RETURNING j.id
 )
-SELECT (SELECT count(*) FROM term) AS terms, n AS updated, CASE WHEN n < cardinality($3) THEN coalesce(ids, '{}') END AS ids
+SELECT (SELECT count(*) FROM term) AS terms, n AS updated, CASE WHEN n < $9 THEN coalesce(ids, '{}') END AS ids
   FROM (SELECT count(*) AS n, array_agg(id::text) AS ids FROM upd) AS done;
 
 -- name: record_ends

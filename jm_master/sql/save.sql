@@ -3,9 +3,12 @@
 -- is one round trip and one transaction; without the term nothing of it happens.
 --
 -- A job's columns come as arrays; what a run of neighbours has in common comes once, as a *part* (lo to hi). Optional
--- columns are empty arrays when no job of the batch has them: unnest fills up with NULL.
+-- columns are empty arrays when no job of the batch has them: unnest fills up with NULL. Ids and numbers come as the
+-- text of an array (jm_master/literals.py).
 WITH term AS MATERIALIZED (
     SELECT FROM jobmaster.leader WHERE term = $1 FOR SHARE
+), input AS MATERIALIZED (  -- read once, not once a part
+    SELECT $11::text::uuid[] AS ids, $13::text::int[] AS messages, $14::text::float8[] AS run_ats
 ), ins AS (
     INSERT INTO jobmaster.job (id, handler, args, status, priority, lane, bucket_id, dispatch, run_at,
                                max_attempts, timeout_s, queued_at, unique_key, metadata, trace)
@@ -14,10 +17,11 @@ WITH term AS MATERIALIZED (
            coalesce(to_timestamp(u.run_at), to_timestamp(($2::float8[])[u.message])),
            p.max_attempts, p.timeout_s, to_timestamp(($2::float8[])[u.message]),
            u.unique_key, u.metadata::jsonb, u.trace
-      FROM unnest($3::int[], $4::int[], $5::text[], $6::text[], $7::smallint[], $8::int[], $9::real[], $10::text[])
+      FROM input
+     CROSS JOIN unnest($3::int[], $4::int[], $5::text[], $6::text[], $7::smallint[], $8::int[], $9::real[], $10::text[])
            AS p(lo, hi, handler, lane, priority, max_attempts, timeout_s, bucket_id)
      CROSS JOIN LATERAL unnest(
-               ($11::uuid[])[p.lo:p.hi], ($12::text[])[p.lo:p.hi], ($13::int[])[p.lo:p.hi], ($14::float8[])[p.lo:p.hi],
+               input.ids[p.lo:p.hi], ($12::text[])[p.lo:p.hi], input.messages[p.lo:p.hi], input.run_ats[p.lo:p.hi],
                ($15::text[])[p.lo:p.hi], ($16::text[])[p.lo:p.hi], ($17::text[])[p.lo:p.hi])
            AS u(id, args, message, run_at, unique_key, metadata, trace)
      WHERE EXISTS (SELECT FROM term)
@@ -25,8 +29,8 @@ WITH term AS MATERIALIZED (
     RETURNING id
 ), out AS (
     INSERT INTO jobmaster.outbox (outbox_id, bucket_id, deliver_at, job_ids)
-    SELECT o.outbox_id, o.bucket_id, to_timestamp(o.deliver_at), ($11::uuid[])[o.lo:o.hi]
-      FROM unnest($18::uuid[], $19::text[], $20::float8[], $21::int[], $22::int[])
+    SELECT o.outbox_id, o.bucket_id, to_timestamp(o.deliver_at), input.ids[o.lo:o.hi]
+      FROM input CROSS JOIN unnest($18::uuid[], $19::text[], $20::float8[], $21::int[], $22::int[])
            AS o(outbox_id, bucket_id, deliver_at, lo, hi)
      WHERE EXISTS (SELECT FROM term)
     ON CONFLICT DO NOTHING
@@ -40,7 +44,7 @@ WITH term AS MATERIALIZED (
      WHERE EXISTS (SELECT FROM term)
     ON CONFLICT DO NOTHING
 )
-SELECT (SELECT count(*) FROM term) AS terms, n AS inserted, CASE WHEN n < cardinality($11) THEN coalesce(ids, '{}') END AS ids
+SELECT (SELECT count(*) FROM term) AS terms, n AS inserted, CASE WHEN n < $31 THEN coalesce(ids, '{}') END AS ids
   FROM (SELECT count(*) AS n, array_agg(id::text) AS ids FROM ins) AS done;
 
 -- name: find_clashes
