@@ -17,7 +17,8 @@ Term = NewType("Term", int)
 # Lanes, buckets and workers become NATS subject tokens and stream names, so nothing else is let through, and
 # nothing is "cleaned": two different inputs must never meet in one name (BR-224, BR-225).
 NAME_PATTERN: Final = "[A-Za-z0-9_-]{1,40}"
-HANDLER_PATTERN: Final = "[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+# Dots only between other characters: the name is also part of a KV key.
+HANDLER_PATTERN: Final = "(?!.*[.]{2})[A-Za-z0-9][A-Za-z0-9._-]{0,99}(?<![.])"
 _name = re.compile(NAME_PATTERN)
 _handler = re.compile(HANDLER_PATTERN)
 _canonical = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")

@@ -12,7 +12,7 @@ from msgspec import Raw
 
 from jm_core import limits, wire
 from jm_core.errors import JmError
-from jm_core.ids import derived_job_id
+from jm_core.ids import HANDLER_PATTERN, derived_job_id
 from jm_core.intake import ClusterDefaults, NewJob, Origin, Rejection, check_fields, read_message
 from jm_core.model import AttemptOutcome, Priority, ReturnReason
 
@@ -34,7 +34,7 @@ optional = {
 }
 submissions = st.builds(
     wire.Submission,
-    handler=st.from_regex("[A-Za-z0-9][A-Za-z0-9._-]{0,99}", fullmatch=True),
+    handler=st.from_regex(HANDLER_PATTERN, fullmatch=True),
     args=args.map(lambda value: Raw(json.dumps(value).encode())),
     **{name: st.none() | values for name, values in optional.items()},
 )
