@@ -138,6 +138,9 @@ def _message(error: BaseException, code: ExitCode) -> str:
         return f"{text}; see '{context.command_path} --help'" if context else text
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
+    if isinstance(error, JobFailedError):
+        headline = (error.error or "without an error text").partition("\n")[0]
+        return f"job {error.job_id} ended {error.status}: {headline}; see 'jm job show {error.job_id}'"
     if isinstance(error, JmError):
         return _without_promise(error)
     hint = "" if debugging() else "; JM_DEBUG=1 shows where"

@@ -6,7 +6,7 @@ import typer
 
 from jm_cli.exits import UsageError
 from jm_cli.options import expanded
-from jm_cli.render import json_text, moment, print_json, print_line, print_record, print_table, say
+from jm_cli.render import brief_moment, json_text, moment, print_json, print_line, print_record, print_table, say
 from jm_cli.running import ClientOptions, run_briefly
 from jm_cli.settings import PRIORITY_NAMES, JsonFlag, parse_priority, words
 from jm_core.model import STATUS_BY_LABEL, JobStatus
@@ -147,9 +147,10 @@ def _print_list(found: "JobList") -> None:
     print_table(
         columns,
         [
-            (j.id, j.status, j.handler, j.lane, j.priority, f"{j.attempt}/{j.max_attempts}", moment(j.run_at))
+            (j.id, j.status, j.handler, j.lane, j.priority, f"{j.attempt}/{j.max_attempts}", brief_moment(j.run_at))
             for j in found.jobs
         ],
+        minor=("LANE", "PRIORITY", "ATTEMPT", "DUE"),
     )
     if found.more:
         say(f"there are more: --before {found.jobs[-1].id}")
@@ -203,12 +204,13 @@ def _print_attempts(found: "list[AttemptView]") -> None:
             (
                 str(a.attempt),
                 a.outcome,
-                moment(a.started_at),
-                moment(a.finished_at),
+                brief_moment(a.started_at),
+                brief_moment(a.finished_at),
                 a.worker or "",
                 "" if a.retry_in_s is None else f"{a.retry_in_s:g} s",
                 (a.error or "").partition("\n")[0],
             )
             for a in found
         ],
+        minor=("WORKER", "FINISHED"),
     )

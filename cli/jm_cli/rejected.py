@@ -7,7 +7,7 @@ import typer
 from jm_cli.exits import CliError, ExitCode, UsageError
 from jm_cli.job import LIMIT_MAX
 from jm_cli.options import expanded
-from jm_cli.render import moment, print_json, print_line, print_record, print_table, say
+from jm_cli.render import brief_moment, moment, print_json, print_line, print_record, print_table, say
 from jm_cli.running import ClientOptions, run_briefly
 from jm_cli.settings import JsonFlag
 
@@ -91,9 +91,10 @@ def _print_list(found: "RejectedList") -> None:
     print_table(
         ("NUMBER", "REJECTED", "JOB", "HANDLER", "REASON"),
         [
-            (str(r.rejected_id), moment(r.rejected_at), r.job_id or "", r.handler or "", r.reason)
+            (str(r.rejected_id), brief_moment(r.rejected_at), r.job_id or "", r.handler or "", r.reason)
             for r in found.rejected
         ],
+        minor=("JOB", "HANDLER"),
     )
     if found.more:
         say(f"there are more: --before {found.rejected[-1].rejected_id}")

@@ -14,6 +14,8 @@ from jm_cli.exits import ExitCode
 from jm_cli.plain_text import safe, safe_json, safe_lines
 from jm_cli.redaction import redact
 
+GAP: Final = 2  # between columns
+ID_WIDTH: Final = 36
 _STYLES: Final = {
     "succeeded": "green",
     "failed": "red",
@@ -65,23 +67,50 @@ def moment(at: datetime | None) -> str:
     return at.astimezone().strftime("%Y-%m-%d %H:%M:%S%z") if at else ""
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Columns as wide as they need; in a terminal, as wide as it allows, and the first one whole."""
+def brief_moment(at: datetime | None) -> str:
+    """For a table that a person looks at: local time, without the date if it is today. Elsewhere in full."""
+    if at is None or not sys.stdout.isatty():
+        return moment(at)
+    local = at.astimezone()
+    return local.strftime("%H:%M:%S" if local.date() == datetime.now().astimezone().date() else "%Y-%m-%d %H:%M")
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, minor: Sequence[str] = ()) -> None:
+    """A line each. Where nobody looks, as wide as it needs to be; in a terminal, as wide as that.
+
+    Args:
+        minor: columns that a narrow terminal does not get to see, the least important first.
+    """
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    wide = None if sys.stdout.isatty() else 1_000_000
-    console = Console(file=sys.stdout, width=wide, highlight=False, markup=False, emoji=False)
+    lines = [columns, *([safe(cell) for cell in row] for row in rows)]
+    console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+    if console.is_terminal:
+        lines = _fitting(lines, console.width, list(minor))
+    else:
+        console.width = 1_000_000
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for number, column in enumerate(columns):
-        table.add_column(column, no_wrap=number == 0, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(safe(cell), style=_STYLES.get(cell, "")) for cell in row))
+    for column in lines[0]:
+        # An id is of use only as a whole.
+        table.add_column(column, no_wrap=True, overflow="ellipsis", min_width=ID_WIDTH if column == "ID" else None)
+    for line in lines[1:]:
+        table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in line))
     with console.capture() as captured:
         console.print(table)
-    for line in captured.get().splitlines():
-        print_line(line.rstrip())
+    for text in captured.get().splitlines():
+        print_line(text.rstrip())
+
+
+def _fitting(lines: list[Sequence[str]], width: int, minor: list[str]) -> list[Sequence[str]]:
+    """``lines`` without as many of the minor columns as it takes."""
+    from rich.cells import cell_len  # noqa: PLC0415
+
+    while minor and sum(max(map(cell_len, column)) + GAP for column in zip(*lines, strict=True)) - GAP > width:
+        gone = list(lines[0]).index(minor.pop(0))
+        lines = [[cell for number, cell in enumerate(line) if number != gone] for line in lines]
+    return lines
 
 
 def print_record(fields: Iterable[tuple[str, str]]) -> None:

@@ -11,6 +11,7 @@ from typing import Final, Protocol, TypeVar
 import typer
 
 from jm_cli.exits import ExitCode
+from jm_cli.misspelt import misspelt
 from jm_cli.running import run_for_long
 from jm_cli.telemetry import telemetry
 from jm_cli.version import version
@@ -89,6 +90,7 @@ async def _serve(
 ) -> ExitCode:
     signals = StopSignals(rule)
     with signals.installed():
+        _mention_misspelt()
         log.info("%s starts", service, extra={"pid": os.getpid(), "version": version()})
         process = make()
         running = asyncio.ensure_future(process.run(signals.stop, signals.hurry))
@@ -103,3 +105,10 @@ async def _serve(
         finally:
             stopping.cancel()
     return ExitCode.INTERRUPTED if signals.hurry.is_set() else ExitCode.OK
+
+
+def _mention_misspelt() -> None:
+    from jm_cli.app import app  # noqa: PLC0415 - it imports the commands, which import us
+
+    for name, meant in misspelt(os.environ, typer.main.get_command(app)).items():
+        log.warning("the variable %s is unknown and has no effect; did you mean %s?", name, meant)

@@ -17,8 +17,8 @@ from jm_cli.exits import UsageError
 log = logging.getLogger("jobmaster.cli")
 
 DEFAULT_EXPORTER: Final = "otlp"  # the specification's
-DEFAULT_PROTOCOL: Final = "http/protobuf"
-_PROTOCOLS: Final = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
+# By protocol, in the order in which they are tried when none is asked for.
+_OTLP: Final = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
 
 
 @contextmanager
@@ -76,9 +76,10 @@ def _exporter(signal: str, variable: str) -> Any:
         return None
     if name == "console":
         return _console(signal)
-    found = entry_points(group=f"opentelemetry_{signal}_exporter", name=_entry(name, signal))
-    if found:
-        return next(iter(found)).load()()
+    installed = entry_points(group=f"opentelemetry_{signal}_exporter")
+    for entry in _entries(name, signal):
+        if entry in installed.names:
+            return installed[entry].load()()
     remedy = "pip install opentelemetry-exporter-otlp, or set it to console or none"
     if asked:
         raise UsageError(f"{variable}={asked}: no such exporter is installed; {remedy}")
@@ -96,9 +97,10 @@ def _console(signal: str) -> Any:
     return ConsoleMetricExporter()
 
 
-def _entry(name: str, signal: str) -> str:
-    if name != "otlp":
-        return name
-    general = os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", DEFAULT_PROTOCOL)
+def _entries(name: str, signal: str) -> list[str]:
+    """The names under which packages offer the exporter ``name``."""
+    if name != DEFAULT_EXPORTER:
+        return [name]
+    general = os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
     protocol = os.environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL", general)
-    return _PROTOCOLS.get(protocol, protocol)
+    return [_OTLP.get(protocol, protocol)] if protocol else list(_OTLP.values())

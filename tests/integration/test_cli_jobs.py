@@ -152,9 +152,10 @@ async def test_the_same_id_or_key_again_is_said_to_be_a_duplicate(cluster, run):
 
 async def test_a_job_that_fails_ends_with_its_own_code(run):
     done = run("submit", "always_fails", "{}", "--wait", "result", code=ExitCode.OUTCOME)
-    assert "it always fails" in done.stderr
-    assert done.stdout == ""
     job_id = done.stderr.split()[1]
+    line = f"error: job {job_id} ended failed: RuntimeError: it always fails; see 'jm job show {job_id}'"
+    assert done.stderr.splitlines()[1:] == [line]
+    assert done.stdout == ""
     shown = run("job", "show", job_id)
     assert "failed" in shown.stdout
     assert "RuntimeError: it always fails" in shown.stdout

@@ -112,8 +112,10 @@ async def test_flags_come_before_what_the_application_says(cluster, tmp_path):
 
 async def test_settings_come_from_variables_too(cluster, tmp_path):
     variables = {"JM_APP": APP, "JM_WORKER_LANES": "mail other", "JM_WORKER_PRIORITIES": "high", "JM_WORKER_ID": "w-7"}
+    variables["JM_WORKER_SLOT"] = "5"
     with Running("worker", cwd=tmp_path, **settings(cluster, **variables)) as worker:
         await worker.wait_for("worker=w-7 buckets=2")
+        assert "did you mean JM_WORKER_SLOTS?" in worker.err()
         assert await worker.end() == ExitCode.OK
 
 

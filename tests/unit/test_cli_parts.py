@@ -221,6 +221,22 @@ def test_a_table_is_not_cut_where_nobody_looks_at_it(capsys):
     assert "x" * 300 in capsys.readouterr().out
 
 
+def test_a_narrow_terminal_gets_the_columns_that_matter(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    row = ("0198c1c6-6d2e-7b7a-a0d5-6a1f0b1c2d3e", "a handler with a long name", "mail", "h" * 40)
+    columns, minor = ("ID", "HANDLER", "LANE", "LAST"), ("LANE",)
+    shown = {}
+    for width in ("200", "90", "60"):
+        monkeypatch.setenv("COLUMNS", width)
+        render.print_table(columns, [row], minor=minor)
+        shown[width] = capsys.readouterr().out
+        assert row[0] in shown[width]
+        assert len(shown[width].splitlines()) == 2
+    assert "mail" in shown["200"]
+    assert "mail" not in shown["90"]
+    assert "…" in shown["60"]
+
+
 # -- logs
 
 

@@ -9,6 +9,7 @@ import typer
 from jm_cli import docs, settings
 from jm_cli.app import app
 from jm_cli.local_env import LocalEnv, find
+from jm_cli.misspelt import misspelt
 from jm_cli.options import expanded
 from jm_master.config import CoordinatorConfig, PostgresConfig
 from jm_nats.config import NatsConfig
@@ -124,6 +125,12 @@ def test_the_configuration_page_names_every_setting():
             if param.name != "help":
                 assert all(f"`{flag}`" in page for flag in param.opts if flag.startswith("-")), param.name
                 assert param.envvar is None or f"`{param.envvar}`" in page
+
+
+def test_a_misspelt_variable_is_noticed_and_others_are_left_alone():
+    variables = ["JM_WORKER_SLOT", "JM_WORKER_SLOTS", "JM_DEBUG", "JM_TEST_CRASH_AT", "JM_YARDSTICK", "OTHER"]
+    found = misspelt(variables, typer.main.get_command(app))
+    assert found == {"JM_WORKER_SLOT": "JM_WORKER_SLOTS"}
 
 
 # -- options.expanded
