@@ -68,7 +68,7 @@ class Held(Struct, frozen=True):
 
 
 def sort_events(batches: Sequence[wire.EventBatch]) -> Sorted:
-    """Sort events by statement. Of one dispatch, what precedes its end in the same batch is dropped: the end says all."""
+    """Sort events by statement. What precedes the end of its dispatch in one batch is dropped: the end says all."""
     out = Sorted([], [], [], [], [], [], [], [], [])
     successes, success_batches = out.successes, out.success_batches
     for place, batch in enumerate(batches):

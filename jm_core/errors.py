@@ -67,7 +67,8 @@ class ClusterUnknownError(JmError):
 
     def __init__(self, cluster: str, server: str) -> None:
         super().__init__(
-            f"NATS at {server} knows no cluster {cluster!r}; check the name, or start its coordinator once: jm coordinator"
+            f"NATS at {server} knows no cluster {cluster!r}; check the name, "
+            "or start its coordinator once: jm coordinator"
         )
         self.cluster = cluster
 

@@ -90,14 +90,14 @@ def test_of_any_mixture_the_good_jobs_come_out_and_the_bad_ones_are_refused_in_p
             assert json.loads(one.args) == json.loads(raw).get("args", {})
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(st.binary(max_size=400))
 def test_no_bytes_whatever_crash_the_reader(data):
     for one in read(data):
         assert isinstance(one, NewJob | Rejection)
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(st.lists(submissions, min_size=1, max_size=3).map(wire.encode), st.data())
 def test_no_damage_to_a_message_crashes_the_reader_or_makes_a_bad_job(data, draw):
     damaged = bytearray(data)
@@ -115,7 +115,7 @@ def test_no_damage_to_a_message_crashes_the_reader_or_makes_a_bad_job(data, draw
 fields = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()) | st.binary()
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(st.dictionaries(st.sampled_from(wire.Submission.__struct_fields__[2:]), fields | st.dictionaries(texts, fields)))
 def test_whatever_python_puts_into_a_submission_is_accepted_or_refused_with_an_error_of_ours(given_fields):
     submission = wire.Submission(handler="mail", **given_fields)
