@@ -188,6 +188,6 @@ async def test_the_common_statements_find_their_rows_by_the_primary_key(saves, r
     sql = records._sql["record_successes"]
     async with database_of_ours.connection() as connection:
         statement = await connection.prepare(sql)
-        plan = str(await statement.explain(TERM, ["w"], [new_id()], [1], [1.0], [1.0], [1], []))
+        plan = str(await statement.explain(TERM, ["w"], f"{{{new_id()}}}", "{1}", "{1.0}", "{1.0}", "{1}", [], 1))
     assert "job_pkey" in plan
     assert "Seq Scan on job" not in plan
