@@ -51,6 +51,16 @@ class Falsy(Exception):  # noqa: N818
         return 0
 
 
+class Hostile(Exception):  # noqa: N818
+    @property
+    def __cause__(self):
+        raise RuntimeError("no cause for you")
+
+
+def test_an_error_that_will_not_be_described_is_at_least_named():
+    assert describe(Hostile("x")) == "Hostile: <it could not be described: RuntimeError>"
+
+
 def test_an_error_is_its_class_its_message_and_where_it_was_raised():
     text = describe(raised(ValueError("no such mailbox")))
     first, *rest = text.splitlines()
