@@ -12,6 +12,7 @@ import anyio
 from jm_core import limits
 from jm_core.model import Priority
 from jm_master.dispatch_store import DUE, Window
+from jm_master.ledger import LATER_HORIZON_S
 from jm_master.save_store import TermLost
 from jm_master.terms import LostTermError
 from jm_nats.crashpoints import reach
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from jm_master.runs import RunSender
     from jm_master.wake import Wake
 
+QUIET_S: Final = 5.0
+RESEED_S: Final = 30.0
 PASS_GAP_S: Final = 0.02  # between passes under load: credit that trickles in is worth collecting
 
 
@@ -51,6 +54,7 @@ class Assigner:
         self._term = term
         self._later = Window(limits.SCHEDULE_LEAD_S, threshold_s)
         self._poll_s = poll_s
+        self._reseed_at_s = time.monotonic() + RESEED_S
 
     async def run(self) -> None:
         """Assign until cancelled: at once when woken, every ``poll_s`` otherwise.
@@ -59,12 +63,24 @@ class Assigner:
             LostTermError: somebody else leads.
         """
         while True:
+            await self._reseed_when_quiet()
             left_over = await self.assign_once()
             if left_over:
                 await self._ledger.freed.wait(self._poll_s)
                 await anyio.sleep(PASS_GAP_S)
             else:
                 await self._wake.wait(self._poll_s)
+
+    async def _reseed_when_quiet(self) -> None:
+        """The ledger drifts a little with every crash of a worker; when nothing moves, Postgres knows exactly."""
+        now_s = time.monotonic()
+        if now_s < self._reseed_at_s or not self._ledger.outstanding():
+            return
+        if self._ledger.progress_age_s(now_s=now_s) > QUIET_S:
+            counts = await self._database.ride_out(lambda: self._store.count_in_buckets(later_s=LATER_HORIZON_S))
+            if self._ledger.progress_age_s(now_s=time.monotonic()) > QUIET_S:
+                self._ledger.seed(counts)
+                self._reseed_at_s = now_s + RESEED_S
 
     async def assign_once(self) -> bool:
         """One pass over everything that waits; True when due jobs are left because credit is short."""

@@ -36,8 +36,7 @@ class PostgresConfig:
 
     def __post_init__(self) -> None:
         parse_schema(self.schema)
-        if self.dsn.partition("://")[0] not in SCHEMES:
-            raise InvalidSettingError("the Postgres DSN must look like postgresql://user:password@host:5432/database")
+        _check_dsn(self.dsn)
         for name in ("connections_max", "connect_timeout_s", "command_timeout_s"):
             if getattr(self, name) <= 0:
                 raise InvalidSettingError(f"{name} is {getattr(self, name)}; it must be greater than 0")
@@ -50,9 +49,35 @@ class PostgresConfig:
 
 def redacted(dsn: str) -> str:
     """``host:port/database`` of a DSN. Cut at the last ``@``: an unescaped password may hold one itself."""
-    rest = dsn.rpartition("://")[2].rpartition("@")[2]
-    parts = urlsplit(f"//{rest}")
-    return f"{parts.netloc}{parts.path}" or "(no host)"
+    rest = dsn.partition("://")[2].rpartition("@")[2]
+    return rest.partition("?")[0].partition("#")[0] or "(no host)"
+
+
+def _check_dsn(dsn: str) -> None:
+    """Refuse what asyncpg would choke on: its message would quote a part of the password.
+
+    Raises:
+        InvalidSettingError: without a word of the DSN.
+    """
+    wanted = "postgresql://user:password@host:5432/database"
+    if dsn.partition("://")[0] not in SCHEMES:
+        raise InvalidSettingError(f"the Postgres DSN must look like {wanted}")
+    authority = dsn.partition("://")[2].partition("?")[0]
+    userinfo, _, address = authority.rpartition("@")
+    hosts = address.partition("/")[0].split(",")
+    if set(userinfo) & set("/?# ") or any(not _is_host(host) for host in hosts):
+        raise InvalidSettingError(
+            f"the Postgres DSN cannot be read; write it like {wanted}, "
+            "and '/', '?', '#', '%' or a space inside the password as %2F, %3F, %23, %25, %20"
+        )
+
+
+def _is_host(host: str) -> bool:
+    try:
+        parts = urlsplit(f"//{host}")
+        return not parts.query and not parts.fragment and (parts.port is None or parts.port > 0)
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,7 +90,10 @@ class DispatchStore:
             return TermLost()
         found = [row for row in rows if row["outbox_id"] is not None]
         return Assigned(
-            [RunMessage(row["outbox_id"], bucket, deliver_at_s(row["second"]), row["body"].encode()) for row in found],
+            [
+                RunMessage(row["outbox_id"], bucket, deliver_at_s(row["second"]), row["body"].encode(), row["jobs"])
+                for row in found
+            ],
             [(row["second"], row["jobs"]) for row in found],
         )
 

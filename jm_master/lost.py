@@ -42,7 +42,7 @@ DONE: Final = {BucketStatus.READY_TO_DRAIN.value, BucketStatus.READY_TO_DELETE.v
 
 
 class Watch:
-    """Which buckets are without their worker, as far as our own observation allows to say (DESIGN 7, blind time).
+    """Whether our own observation allows to call anybody lost (DESIGN 7, blind time).
 
     Silence while NATS or we ourselves were away says nothing: all keys may have expired together. So nobody is called
     lost before one full lease of unbroken observation.
@@ -53,20 +53,16 @@ class Watch:
         self._lease_s = lease_s
         self._since_s: float | None = None
         self._looked_s = 0.0
-        self._suspects: set[str] = set()
 
     def blind(self) -> None:
         self._since_s = None
-        self._suspects.clear()
 
-    def lost(self, orphans: set[str], *, now_s: float) -> set[str]:
-        """Those of ``orphans`` that are lost: seen so at two looks in a row, after a lease of watching."""
+    def may_judge(self, *, now_s: float) -> bool:
+        """To be asked at every look: a long time between two means that we were frozen ourselves."""
         if self._since_s is None or now_s - self._looked_s > self._lease_s / 2:
-            self._since_s = now_s  # we begin, or were frozen ourselves
-            self._suspects.clear()
+            self._since_s = now_s
         self._looked_s = now_s
-        again, self._suspects = orphans & self._suspects, orphans
-        return again if now_s - self._since_s >= self._lease_s else set()
+        return now_s - self._since_s >= self._lease_s
 
 
 class Undertaker:
@@ -94,37 +90,48 @@ class Undertaker:
         self._ledger = ledger
         self._term = term
         self._sql = named("bucket", database.schema)
+        self._strays_before: set[str] = set()
 
     async def run(self) -> None:
         """Until cancelled. NATS being away costs passes, not the process."""
         strays_at_s = time.monotonic() + STRAYS_S
-        strays: set[str] = set()
         while True:
-            await anyio.sleep(self._watch.sweep_s)
-            if time.monotonic() >= strays_at_s:
-                strays_at_s = time.monotonic() + STRAYS_S
-                strays = await self._strays()
+            await self._registry.worker_gone.wait(self._watch.sweep_s)
+            now_s = time.monotonic()
+            may_judge = self._watch.may_judge(now_s=now_s)
             try:
-                await self.sweep_once(strays)
-            except AgentError as error:
-                log.warning("lost buckets wait for NATS", extra={"problem": str(error)})
+                await self._bury_all(self._done(), "drained")
+                if may_judge:
+                    await self._bury_all(self._orphans(), "lost")
+                if may_judge and now_s >= strays_at_s:
+                    strays_at_s = now_s + STRAYS_S
+                    await self._bury_strays()
+            except* AgentError as errors:
+                log.warning("lost buckets wait for NATS", extra={"problem": str(errors.exceptions[0])})
 
-    async def sweep_once(self, strays: set[str]) -> None:
-        done = {bucket for bucket, record in self._view.buckets.items() if record.status in DONE}
-        for bucket in done:
-            await self._bury_registered(bucket, "drained")
-        orphans = {bucket for bucket, record in self._view.buckets.items() if self._view.is_orphan(record)} - done
-        lost = self._watch.lost(orphans | (strays - self._view.buckets.keys()), now_s=time.monotonic())
-        for bucket in sorted(lost):
-            if bucket in self._view.buckets:
-                await self._bury_registered(bucket, "lost")
-            elif bucket in strays:
-                await self._bury(_unknown(bucket), "unknown")
+    def _done(self) -> list[str]:
+        return [bucket for bucket, record in self._view.buckets.items() if record.status in DONE]
+
+    def _orphans(self) -> list[str]:
+        return [bucket for bucket, record in self._view.buckets.items() if self._view.is_orphan(record)]
+
+    async def _bury_all(self, buckets: list[str], reason: str) -> None:
+        async with anyio.create_task_group() as tasks:
+            for bucket in buckets:
+                tasks.start_soon(self._bury_registered, bucket, reason)
+
+    async def _bury_strays(self) -> None:
+        """An owner nobody has ever seen counts as dead. Twice missing, because a row may be older than the look."""
+        strays = await self._strays()
+        for bucket in strays & self._strays_before:
+            await self._bury(_unknown(bucket), "unknown")
+        self._strays_before = strays
 
     async def _strays(self) -> set[str]:
-        """Buckets that rows point at and the registry does not know: an owner nobody has ever seen counts as dead."""
+        """Buckets that rows point at and the registry does not know."""
         rows = await self._database.ride_out(lambda: self._database.fetch(self._sql["buckets_with_jobs"]))
-        return {str(row["bucket_id"]) for row in rows} - self._view.buckets.keys()
+        strays = {str(row["bucket_id"]) for row in rows} - self._view.buckets.keys()
+        return {bucket for bucket in strays if not await self._registry.has_bucket(bucket)}
 
     async def _bury_registered(self, bucket: str, reason: str) -> None:
         """First the epoch: from here on the old owner, should it be alive, knows that the bucket is not its own."""

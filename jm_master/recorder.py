@@ -24,6 +24,7 @@ from jm_master.pg_errors import RowRefusedError
 from jm_master.reports import Batch, decoded, event_refusal
 from jm_master.save_store import TermLost
 from jm_master.terms import LostTermError
+from jm_nats import telemetry
 from jm_nats.crashpoints import reach
 from jm_nats.pull import ack
 
@@ -174,7 +175,7 @@ class Recorder:
 
         async def apply(some: Sequence[wire.Started], at: Sequence[int]) -> None:
             answer = await self._ride_out(lambda: self._store.record_started(some, at, batch.workers))
-            self.stale += len(some) - answer.count
+            self._count_stale(len(some) - answer.count)
 
         await _bisecting(events, places, apply, refused)
 
@@ -184,7 +185,7 @@ class Recorder:
 
         async def apply(some: Sequence[wire.Progress], _: Sequence[int]) -> None:
             answer = await self._ride_out(lambda: self._store.record_progress(some))
-            self.stale += len(some) - answer.count
+            self._count_stale(len(some) - answer.count)
 
         await _bisecting(events, [0] * len(events), apply, refused)
 
@@ -196,13 +197,17 @@ class Recorder:
             raise LostTermError(self._term)
         return answer
 
+    def _count_stale(self, count: int) -> None:
+        self.stale += count
+        telemetry.outcomes_stale(count)
+
     def _settle(
         self, batch: Batch, ends: Sequence[wire.Finished | End], places: Sequence[int], answer: Recorded
     ) -> None:
         """Give credit back for what was recorded, and wake who waits for it."""
         if answer.applied is not None:
             kept = [i for i, end in enumerate(ends) if end.id in answer.applied]
-            self.stale += len(ends) - len(kept)
+            self._count_stale(len(ends) - len(kept))
             ends, places = [ends[i] for i in kept], [places[i] for i in kept]
         now_s = time.monotonic()
         sample = {place: _run_s(end) for end, place in zip(ends[::SAMPLE_EVERY], places[::SAMPLE_EVERY], strict=True)}

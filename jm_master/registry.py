@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from jm_core import wire
 from jm_core.model import BucketStatus
 from jm_master.registry_view import RegistryView
+from jm_master.wake import Wake
 from jm_nats.errors import AgentError
 from jm_nats.kv import CasKv, Changed, Removed, Snapshot, Stale, Written
 
@@ -39,6 +40,7 @@ class Registry:
     def __init__(self, link: NatsLink, names: Names, *, lease_s: float) -> None:
         self.view = RegistryView()
         self.ready = anyio.Event()  # the first picture is complete
+        self.worker_gone = Wake()
         self._workers = CasKv(link, names.workers_kv)
         self._buckets = CasKv(link, names.buckets_kv)
         self._cluster = CasKv(link, names.cluster_kv)
@@ -74,6 +76,9 @@ class Registry:
                 return taken
             case Stale():
                 return None
+
+    async def has_bucket(self, bucket: str) -> bool:
+        return await self._buckets.get(bucket) is not None
 
     async def remove_bucket(self, bucket: str) -> None:
         await self._buckets.delete(bucket, revision=self.view.bucket_revisions[bucket])
@@ -131,6 +136,7 @@ class Registry:
         if entry is None:
             self._heard_s.pop(key, None)
             self.view.set_worker(key, None)
+            self.worker_gone.set()
         else:
             self._heard_s[key] = time.monotonic()
             self.view.set_worker(key, entry.value)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from jm_core import limits, wire
 from jm_core.wire import Run
+from jm_nats import telemetry
 from jm_nats.errors import AgentError
 
 if TYPE_CHECKING:
@@ -25,12 +26,16 @@ log = logging.getLogger(__name__)
 
 
 class RunMessage(Struct, frozen=True):
-    """``deliver_at``: epoch seconds when the server should move it to the bucket's ``.run``; None: at once."""
+    """``deliver_at``: epoch seconds when the server should move it to the bucket's ``.run``; None: at once.
+
+    ``jobs`` are counted as dispatched when it is sent; 0 for a message that is sent again.
+    """
 
     outbox_id: str
     bucket: str
     deliver_at: float | None
     body: bytes
+    jobs: int = 0
 
 
 class RunSender:
@@ -60,6 +65,7 @@ class RunSender:
             log.warning("run message waits in the outbox", extra={"bucket": message.bucket, "problem": str(error)})
         else:
             sent.append(message.outbox_id)
+            telemetry.jobs_dispatched(message.jobs)
 
     def _address(self, message: RunMessage, now_s: float) -> tuple[str, dict[str, str] | None]:
         run = self._names.run(message.bucket)

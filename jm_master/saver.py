@@ -155,7 +155,8 @@ class Saver:
 
 def _message(out: Outgoing, part: Part, queued_at: list[float]) -> RunMessage:
     assert part.bucket is not None
-    return RunMessage(out.outbox_id, part.bucket, out.deliver_at, encode_runs(part, queued_at))
+    body = encode_runs(part, queued_at)
+    return RunMessage(out.outbox_id, part.bucket, out.deliver_at, body, part.hi - part.lo)
 
 
 def _refusal(submitted: Submitted, job: NewJob, problem: str) -> Refusal:

@@ -140,7 +140,7 @@ def refusals_of(batch: Sequence[Submitted]) -> list[Refusal]:
         refusal_of(submitted, place, rejection)
         for submitted in batch
         for place, rejection in enumerate(submitted.parsed)
-        if isinstance(rejection, Rejection)
+        if type(rejection) is Rejection
     ]
 
 

@@ -10,10 +10,11 @@ import anyio
 import nats.errors
 from msgspec import Struct
 
-from jm_core.intake import ClusterDefaults
+from jm_core.intake import ClusterDefaults, Rejection
 from jm_master.in_hand import InHand
 from jm_master.saver import Saver, Work
 from jm_master.submissions import accepted, in_batches, read, receipts_for, refusals_of
+from jm_nats import telemetry
 from jm_nats.crashpoints import reach
 from jm_nats.pull import ack
 
@@ -86,6 +87,7 @@ class Writer:
         work = Work(batch, [submitted.queued_at for submitted in batch])
         await self._saver.save(work, accepted(batch), refusals_of(batch))
         self._saved_at_s = time.monotonic()
+        _count(work)
         reach("writer.after_commit")
         await self._send(work)
         reach("writer.after_publish")
@@ -125,3 +127,10 @@ class Writer:
             await anyio.sleep(TIDY_S)
             if self._saver.sent and time.monotonic() - self._saved_at_s >= TIDY_S:
                 await self._saver.save(Work(), [], [])
+
+
+def _count(work: Work) -> None:
+    jobs = sum(len(submitted.parsed) for submitted in work.batch)
+    refused = sum(1 for submitted in work.batch for job in submitted.parsed if type(job) is Rejection)
+    rejected, duplicates = refused + len(work.fates.refused), len(work.fates.duplicates)
+    telemetry.jobs_saved(jobs - rejected - duplicates, rejected=rejected, duplicates=duplicates)

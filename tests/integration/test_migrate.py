@@ -81,7 +81,7 @@ async def test_a_blocked_migration_names_who_blocks_it_and_can_be_repeated(empty
 
 async def test_a_server_that_is_away_is_named_without_its_password():
     with pytest.raises(StoreUnavailableError) as caught:
-        await migrate("postgresql://jm:p@ss/word@127.0.0.1:1/prod")
+        await migrate("postgresql://jm:p@ss%2Fword@127.0.0.1:1/prod")
     assert "127.0.0.1:1/prod" in str(caught.value)
     assert "word" not in str(caught.value)
 
