@@ -19,7 +19,7 @@ from jm_master.embedded import PostgresServer
 from jm_nats.embedded import NatsServer
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator
+    from collections.abc import Callable, Coroutine, Iterator
 
 DATABASE_NUMBERS = itertools.count(1)
 
@@ -52,12 +52,23 @@ def database_template(postgres_server: PostgresServer) -> str:
 
 
 @pytest.fixture
-def database(postgres_server: PostgresServer, database_template: str) -> Iterator[str]:
+def new_database(postgres_server: PostgresServer, database_template: str) -> Iterator[Callable[[], str]]:
+    """Makes fresh, migrated databases and gives their DSNs; all are dropped after the test."""
+    names: list[str] = []
+
+    def create() -> str:
+        names.append(f"jm_test_{next(DATABASE_NUMBERS)}")
+        return postgres_server.create_database(names[-1], template=database_template)
+
+    yield create
+    for name in names:
+        postgres_server.drop_database(name)
+
+
+@pytest.fixture
+def database(new_database: Callable[[], str]) -> str:
     """The DSN of a fresh, migrated database."""
-    name = f"jm_test_{next(DATABASE_NUMBERS)}"
-    dsn = postgres_server.create_database(name, template=database_template)
-    yield dsn
-    postgres_server.drop_database(name)
+    return new_database()
 
 
 @pytest.fixture

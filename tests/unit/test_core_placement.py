@@ -118,6 +118,13 @@ def test_a_batch_waits_for_credit_only_while_something_moves(short_of, age_s, wa
     assert credit_wait_s(short_of=short_of, progress_age_s=age_s) == (limits.CREDIT_WAIT_S if waits else 0.0)
 
 
+@pytest.mark.parametrize(("rate_per_s", "waits"), [(0.0, False), (1.0, False), (1_999.0, False), (2_000.0, True)])
+def test_a_batch_does_not_wait_for_what_cannot_come_in_time(rate_per_s, waits):
+    short_of = int(2_000 * limits.CREDIT_WAIT_S)
+    wait_s = credit_wait_s(short_of=short_of, progress_age_s=0.0, rate_per_s=rate_per_s)
+    assert wait_s == (limits.CREDIT_WAIT_S if waits else 0.0)
+
+
 def test_a_rate_rises_at_once():
     assert smoothed_rate(10.0, finished=50, elapsed_s=0.1) == 500.0
 
