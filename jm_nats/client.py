@@ -30,6 +30,7 @@ from jm_nats.api_client import ApiClient
 from jm_nats.config import NatsConfig
 from jm_nats.connection import NatsLink, connect
 from jm_nats.errors import NoSuchStreamError
+from jm_nats.handlers import CheckedJob
 from jm_nats.packer import Packer, encode_message, message_chunks
 from jm_nats.publisher import JetPublisher
 from jm_nats.receipts import ReceiptInbox
@@ -122,6 +123,7 @@ class JobClient:
         pending: list[asyncio.Task[list[Receipt]]] = []
         try:
             for chunk in _chunks(jobs):
+                telemetry.trace_submissions(chunk)
                 pending.append(asyncio.create_task(opened.send_chunk(chunk, wait)))
                 if len(pending) >= MESSAGES_IN_FLIGHT:
                     yield await pending.pop(0)
@@ -306,8 +308,8 @@ def _chunks(jobs: Iterable[Submission]) -> Iterator[list[Submission]]:
     iterator = iter(jobs)
     while batch := list(islice(iterator, limits.PACK_JOBS)):
         for job in batch:
-            if job.id is None:
-                job.id = str(uuid_utils.uuid7())
+            if type(job) is not CheckedJob:
+                prepared(job)
         yield from message_chunks(batch)
 
 

@@ -55,6 +55,10 @@ class ArgumentsError(InvalidJobError):
         super().__init__("args", f"handler {handler!r}: {problem}", remedy="pass what its signature asks for")
 
 
+class CheckedJob(Submission, omit_defaults=True, kw_only=True, gc=False):
+    """A job that its handler has made: nothing about it needs to be checked a second time."""
+
+
 class Handler:
     """A registered handler. Calling it calls the plain function, as tests of an application want."""
 
@@ -153,7 +157,7 @@ class Handler:
         Raises:
             ArgumentsError, InvalidJobError, InvalidNameError.
         """
-        submission = Submission(
+        submission = CheckedJob(
             handler=self.name,
             args=self.encode_args(args),
             id=str(uuid_utils.uuid7()) if job_id is None else parse_job_id(job_id),
@@ -181,7 +185,7 @@ class Handler:
                 raw = encode_args(args)
             except InvalidJobError as error:
                 raise InvalidJobError(f"row {index}", str(error), remedy="mend or drop that row") from None
-            yield Submission(handler=handler, args=raw, id=str(make()), **template)
+            yield CheckedJob(handler=handler, args=raw, id=str(make()), **template)
 
     def job_template(self, **options: Any) -> dict[str, Any]:
         """The fields that all jobs of one ``jobs`` call share, checked once."""
