@@ -1,5 +1,6 @@
 """Which bucket a due job goes to, and how many jobs a worker may be given."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -88,14 +89,17 @@ def split(count: int, credits: Mapping[BucketId, int]) -> list[Share]:
     return [Share(b, n) for b, n in counts.items() if n]
 
 
-def credit_wait_s(*, short_of: int, progress_age_s: float) -> float:
+def credit_wait_s(*, short_of: int, progress_age_s: float, rate_per_s: float = math.inf) -> float:
     """How long a batch should wait for credit before its surplus is left on the master.
 
     Jobs that finish in microseconds free their credit within milliseconds; sending the surplus round by the master
     would cost each of them an UPDATE and a read. As long as outcomes or dispatches are fresh, waiting is cheaper;
-    when nothing moves (long jobs), waiting is pointless.
+    when nothing moves, or too slowly to free what is missing (long jobs), it is pointless.
+
+    Args:
+        rate_per_s: what the workers in question can bear together; infinite while one has not shown its own yet.
     """
-    if short_of <= 0 or progress_age_s > 2 * limits.CREDIT_WAIT_S:
+    if short_of <= 0 or progress_age_s > 2 * limits.CREDIT_WAIT_S or short_of > rate_per_s * limits.CREDIT_WAIT_S:
         return 0.0
     return limits.CREDIT_WAIT_S
 

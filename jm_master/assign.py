@@ -92,11 +92,13 @@ class Assigner:
         for kind in waiting:
             if kind.due_in_s <= self._later.until_s and self._view.route(kind.lane, kind.priority):
                 routes[kind.lane, kind.priority].append(kind)
-        left_over = False
+        backlogs: set[tuple[str, int]] = set()
         # Higher priorities first; of one priority, the lane whose first job has waited longest.
         for (lane, priority), kinds in sorted(routes.items(), key=lambda item: (-item[0][1], _first(item[1]))):
-            left_over |= await self._assign_route(lane, Priority(priority), kinds)
-        return left_over
+            if await self._assign_route(lane, Priority(priority), kinds):
+                backlogs.add((lane, priority))
+        self._ledger.backlogs = backlogs
+        return bool(backlogs)
 
     async def _assign_route(self, lane: str, priority: Priority, kinds: list[Waiting]) -> bool:
         kinds = sorted(kinds, key=lambda kind: kind.due_in_s)

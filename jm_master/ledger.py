@@ -5,6 +5,7 @@ second in which they are due: they lie in the bucket's stream, not in the worker
 jobs that are due now.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -19,7 +20,6 @@ from jm_master.registry_view import RegistryView
 from jm_master.wake import Pulse
 
 RATE_WINDOW_S: Final = 0.05
-RUN_MIN_S: Final = 1e-4
 RUN_WEIGHT: Final = 0.2  # of the newest report in the smoothed run time
 SILENT_AFTER_S: Final = 0.25  # without an outcome for so long a rate is seen to decay
 LATER_HORIZON_S: Final = 2.0  # what is due within this counts as due now
@@ -58,7 +58,10 @@ class _Rate(Struct):
         silent_s = now_s - self.since_s
         decays = is_busy and silent_s >= SILENT_AFTER_S
         per_s = smoothed_rate(self.per_s, self.finished, silent_s) if decays else self.per_s
-        return min(per_s, slots / max(self.run_s, RUN_MIN_S))
+        return min(per_s, self.ceiling(slots))
+
+    def ceiling(self, slots: int) -> float:
+        return slots / self.run_s if self.run_s else math.inf
 
 
 _UNKNOWN: Final = _Rate()
@@ -69,6 +72,7 @@ class Ledger:
 
     def __init__(self, view: RegistryView) -> None:
         self.freed = Pulse()  # credit came back
+        self.backlogs: set[tuple[str, int]] = set()  # (lane, priority) with due jobs that wait for credit
         self._view = view
         self._accounts: dict[str, _Account] = {}
         self._rates: dict[str, _Rate] = {}
@@ -85,18 +89,38 @@ class Ledger:
                 account.due += count
 
     def offer(
-        self, lane: str, priority: Priority, handler: str, count: int, *, later: bool, now_s: float
+        self,
+        lane: str,
+        priority: Priority,
+        handler: str,
+        count: int,
+        *,
+        later: bool,
+        now_s: float,
+        newcomers: bool = False,
     ) -> list[Share]:
         """How many of ``count`` jobs each bucket may be given. Reserves nothing.
 
         Args:
             later: for jobs that are due in some seconds to minutes; they are bounded by a count of their own.
+            newcomers: jobs that are not saved yet: where older ones wait on the master they get half of what is free,
+                so that neither overtakes the other for long.
         """
         loads = self._fitting(lane, priority, handler)
         if later:
             free = {load.bucket: limits.CREDIT_MAX - self._account(load.bucket).later.total() for load in loads}
-            return split(count, free)
-        return split(count, {load.bucket: self._credit(load, now_s) for load in loads})
+        else:
+            free = {load.bucket: self._credit(load, now_s) for load in loads}
+        if newcomers and (lane, priority) in self.backlogs:
+            free = {bucket: credit // 2 for bucket, credit in free.items()}
+        return split(count, free)
+
+    def capacity_per_s(self, lane: str, priority: Priority, handler: str) -> float:
+        """Jobs per second that the workers in question could bear by how long theirs run; infinite while one of them
+        has not shown that yet.
+        """
+        workers = {load.worker for load in self._fitting(lane, priority, handler)}
+        return sum(self._rates.get(worker, _UNKNOWN).ceiling(self._view.slots_of(worker)) for worker in workers)
 
     def buckets_for(self, lane: str, priority: Priority, handler: str) -> frozenset[str]:
         return frozenset(load.bucket for load in self._fitting(lane, priority, handler))
@@ -177,8 +201,11 @@ class Ledger:
         return eligible(loads, Lane(lane), priority, handler)
 
     def _credit(self, load: BucketLoad, now_s: float) -> int:
-        worker, slots = load.worker, self._view.slots_of(load.worker)
-        outstanding = self._outstanding(worker)
-        rate = self._rates.get(worker, _UNKNOWN).seen_at(now_s, slots=slots, is_busy=outstanding > 0)
+        worker = load.worker
         weights = sum(WEIGHTS[p] for p in self._view.priorities_of(worker))
-        return bucket_credit(load, WorkerLoad(worker, slots, rate, outstanding), weights)
+        slots, rate_per_s = self._view.slots_of(worker), self._rate(worker, now_s)
+        return bucket_credit(load, WorkerLoad(worker, slots, rate_per_s, self._outstanding(worker)), weights)
+
+    def _rate(self, worker: str, now_s: float) -> float:
+        rate, is_busy = self._rates.get(worker, _UNKNOWN), self._outstanding(worker) > 0
+        return rate.seen_at(now_s, slots=self._view.slots_of(worker), is_busy=is_busy)

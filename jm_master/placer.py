@@ -56,28 +56,37 @@ class Placer:
 
     def _share(self, group: Group) -> list[Share]:
         """Reserve what there is."""
-        ledger, now_s = self._ledger, time.monotonic()
         if group.second is None:
             return []
-        later = group.second != SECOND_NOW
-        shares = ledger.offer(group.lane, group.priority, group.handler, len(group.jobs), later=later, now_s=now_s)
+        now_s = time.monotonic()
+        shares = self._offer(group, now_s)
         for share in shares:
-            ledger.give(share.bucket, share.count, second=group.second, now_s=now_s)
+            self._ledger.give(share.bucket, share.count, second=group.second, now_s=now_s)
         return shares
 
     async def _wait_for_credit(self, groups: Sequence[Group]) -> None:
         """Jobs that take microseconds free their credit in milliseconds: cheaper than a way round by the master."""
         until_s = time.monotonic() + self._wait_s
-        while (now_s := time.monotonic()) < until_s:
-            short_of = max((self._short_of(group, now_s) for group in groups), default=0)
-            wait_s = credit_wait_s(short_of=short_of, progress_age_s=self._ledger.progress_age_s(now_s=now_s))
-            if not wait_s:
-                return
-            await self._ledger.freed.wait(min(wait_s, until_s - now_s))
+        while (now_s := time.monotonic()) < until_s and self._is_worth_waiting(groups, now_s):
+            await self._ledger.freed.wait(until_s - now_s)
+
+    def _is_worth_waiting(self, groups: Sequence[Group], now_s: float) -> bool:
+        ledger, age_s = self._ledger, self._ledger.progress_age_s(now_s=now_s)
+        for group in groups:
+            short_of = self._short_of(group, now_s)
+            if short_of > 0:
+                rate_per_s = ledger.capacity_per_s(group.lane, group.priority, group.handler)
+                if credit_wait_s(short_of=short_of, progress_age_s=age_s, rate_per_s=rate_per_s):
+                    return True
+        return False
 
     def _short_of(self, group: Group, now_s: float) -> int:
         if group.second != SECOND_NOW or not self._ledger.has_bucket(group.lane, group.priority):
             return 0
-        count = len(group.jobs)
-        shares = self._ledger.offer(group.lane, group.priority, group.handler, count, later=False, now_s=now_s)
-        return count - sum(share.count for share in shares)
+        return len(group.jobs) - sum(share.count for share in self._offer(group, now_s))
+
+    def _offer(self, group: Group, now_s: float) -> list[Share]:
+        later = group.second != SECOND_NOW
+        return self._ledger.offer(
+            group.lane, group.priority, group.handler, len(group.jobs), later=later, now_s=now_s, newcomers=True
+        )
