@@ -117,7 +117,7 @@ def test_every_job_of_the_demo_is_in_postgres_with_the_right_result(temp):
     assert all(row["other"] == 0 for row in rows.values())
 
     flaky = files[FLAKY_FIRST::FLAKY_EVERY]
-    assert report["retries"]["retried_jobs"] == len(flaky)
+    assert report["retries"]["retried_jobs"] == report["made_to_fail"] == len(flaky)
     assert rows["parse"]["first_attempts"] == 150 - len(flaky)
     assert report["lateness"]["jobs"] == rows["reminder"]["jobs"]
     assert report["lateness"]["early"] == 0

@@ -19,9 +19,6 @@ from jm_nats.config import NatsConfig
 from jm_nats.embedded import NatsServer
 
 WORKERS: Final = 2
-# Of each worker. Threads that compute take turns with its loop, 5 ms each: beside a hundred of them a ping would wait
-# for half a second.
-SLOTS: Final = 8
 APP: Final = "jm_cli.demo.app:jm"
 WORKER_READY: Final = "worker ready"  # what it says in its log once its buckets are open
 STOP_TIMEOUT_S: Final = 10.0
@@ -82,7 +79,7 @@ class DemoCluster:
     def start_workers(self) -> None:
         """They need NATS only."""
         for number in range(1, WORKERS + 1):
-            self._start(f"worker-{number}", "worker", APP, "--slots", str(SLOTS))
+            self._start(f"worker-{number}", "worker", APP)
 
     def start_coordinator(self) -> None:
         self._start("coordinator", "coordinator")

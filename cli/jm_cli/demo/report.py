@@ -63,11 +63,12 @@ class LongFunction(Struct, frozen=True):
 
 
 class Report(Struct):
-    """Everything but ``submitted``, ``wall_s`` and ``steps_s`` is from Postgres."""
+    """``submitted``, ``made_to_fail``, ``wall_s`` and ``steps_s`` are the demo's own; the rest is from Postgres."""
 
     ok: bool
     problems: list[str]
     submitted: int
+    made_to_fail: int  # at their first attempt
     handlers: list[HandlerRow]
     lateness: Lateness
     retries: Retries
@@ -95,6 +96,7 @@ async def read_report(connection: "Connection", submitted: Submitted) -> Report:
         ok=not found,
         problems=shown(found),
         submitted=submitted.jobs,
+        made_to_fail=len(submitted.flaky),
         handlers=await _handler_rows(connection),
         lateness=Lateness(**await _row(connection, queries.LATENESS)),
         retries=Retries(**await _row(connection, queries.RETRIES)),

@@ -2,6 +2,7 @@
 
 import ast
 import gc
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -13,6 +14,11 @@ _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 # Where a statement keeps the statements inside it. Functions and classes are statements: expressions need no visit,
 # which makes this eight times as fast as ``ast.walk``.
 _BLOCKS: Final = ("body", "orelse", "finalbody", "handlers", "cases")
+
+# One thread at a time. The parser counts its depth in one place for all threads, so that two at once now and then fail
+# each other with a SystemError (python/cpython#106905; seen here once in 20,000 files). The GIL lets only one of them
+# work anyway, and those that wait here take no turn from the worker's loop.
+_parsing = threading.Lock()
 
 
 class Function(Struct, frozen=True):
@@ -38,9 +44,8 @@ def source_facts(source: bytes) -> SourceFacts:
     Raises:
         SyntaxError, ValueError: this Python cannot read it (its text, its encoding, a NUL in it).
     """
-    with _no_collector():
-        tree = ast.parse(source)
-        functions, classes = _definitions(tree)
+    with _parsing, _no_collector():
+        functions, classes = _definitions(ast.parse(source))
     longest = sorted(functions, key=lambda f: (-f.lines, f.line))[:LONGEST_KEPT]
     return SourceFacts(len(functions), classes, len(source.splitlines()), longest)
 
