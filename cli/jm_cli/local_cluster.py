@@ -10,6 +10,7 @@ from typing import Final, Self
 
 from jm_cli.exits import CliError, ExitCode
 from jm_cli.local_env import FILE_NAME, LocalEnv
+from jm_cli.plain_text import one_line
 from jm_master.embedded import PostgresServer
 from jm_nats.child_process import EmbeddedServerError
 from jm_nats.embedded import NatsServer
@@ -20,6 +21,7 @@ log = logging.getLogger("jobmaster.up")
 
 LEFTOVER_TIMEOUT_S: Final = 25.0  # the guards of a killed `jm up` give its processes ten seconds, then kill them
 LEFTOVER_POLL_S: Final = 0.1
+RESTART_PAUSE_S: Final = 5.0
 
 
 @contextmanager
@@ -81,6 +83,7 @@ class LocalServers:
         self.data = data
         self.nats = NatsServer(data / "nats", port=nats_port)
         self.postgres = PostgresServer(data / "postgres", port=postgres_port)
+        self._restart_at: dict[str, float] = {}
 
     async def __aenter__(self) -> Self:
         results = await asyncio.gather(
@@ -101,11 +104,17 @@ class LocalServers:
         await asyncio.to_thread(self.postgres.close)
 
     async def tend(self) -> None:
-        """Start again what has died, on the same port."""
-        for server, code in ((self.nats, ExitCode.NATS), (self.postgres, ExitCode.POSTGRES)):
-            if not server.running:
-                log.error("%s died; it is started again", server.name)
-                await start(server, code)
+        """Start again what has died, on the same port; what does not start is tried again later."""
+        now = asyncio.get_running_loop().time()
+        for server in (self.nats, self.postgres):
+            if server.running or now < self._restart_at.get(server.name, 0):
+                continue
+            log.error("%s died; it is started again", server.name)
+            try:
+                await asyncio.to_thread(_start_anew, server)
+            except EmbeddedServerError as error:
+                log.error("%s; tried again in %g s", one_line(str(error)), RESTART_PAUSE_S)  # noqa: TRY400 - no bug
+                self._restart_at[server.name] = now + RESTART_PAUSE_S
 
     async def environment(self, cluster: str) -> LocalEnv:
         """Where the cluster is, its database made when missing: one each, so that two apps can use one folder."""
@@ -123,6 +132,11 @@ async def start(server: LocalServer, code: ExitCode) -> None:
         await asyncio.to_thread(server.start)
     except EmbeddedServerError as error:
         raise CliError(code, str(error)) from error
+
+
+def _start_anew(server: LocalServer) -> None:
+    server.stop()  # dead it is, but processes of its own may not have noticed yet
+    server.start()
 
 
 async def ensure_database(postgres: PostgresServer, name: str) -> str:

@@ -33,9 +33,10 @@ def learn(*secrets: str | None) -> None:
 def learn_url(url: str | None) -> None:
     """Remember the credentials inside a URL or DSN, or inside several separated by commas."""
     for part in {url or "", *(url or "").split(",")}:  # a comma may stand between servers or inside a password
-        for userinfo in re.findall(r"://([^\s]*)@", part):
+        for scheme, userinfo in re.findall(r"(\w+)://([^\s]*)@", part):
             user, colon, password = userinfo.partition(":")
-            learn(password if colon else user)
+            if colon or not scheme.startswith("postgres"):  # where a lone name is a user; to NATS it is a token
+                learn(password if colon else user)
     for password in re.findall(r"(?i)\b(?:ssl)?password=([^&\s]+)", url or ""):
         learn(password)
 

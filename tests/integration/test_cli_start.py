@@ -8,7 +8,7 @@ import time
 import pytest
 
 from jm_cli.exits import MEANING, ExitCode
-from tests.support.cli import commands, environment, jm
+from tests.support.cli import commands, environment, jm, jm_many
 
 HELP_LIMIT_S = 0.4
 TRIES = 8
@@ -46,11 +46,11 @@ def test_every_command_has_help_with_an_example(path, command):
     assert all(param.help for param in command.params if param.param_type_name == "option")
 
 
-def test_every_command_prints_its_help():
-    for path, _ in COMMANDS:
-        done = jm(*path, "--help")
-        assert (done.returncode, done.stderr) == (0, ""), path
+def test_every_command_prints_its_help(tmp_path):
+    for done in jm_many([[*path, "--help"] for path, _ in COMMANDS], cwd=tmp_path):
+        assert (done.returncode, done.stderr) == (0, ""), done.args
         assert "\b" not in done.stdout
+        assert "Example" in done.stdout
 
 
 def test_jm_alone_shows_its_help():
@@ -65,84 +65,83 @@ def test_every_exit_code_has_its_meaning():
     assert all(f" {code.value} " in help_text for code in ExitCode)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
-        (["jobb"], "Did you mean 'job'"),
-        (["job"], "jm job --help"),
-        (["job", "list", "--limt", "3"], "--limt"),
-        (["job", "list", "--limit", "0"], "--limit"),
-        (["job", "list", "--limit", "x"], "--limit"),
-        (["job", "list", "--status", "done"], "'done'"),
-        (["job", "list", "--priority", "urgent"], "'urgent'"),
-        (["job", "list", "--lane", "a.b"], "lane"),
-        (["job", "list", "--before", "7"], "'7'"),
-        (["job", "show", "7"], "'7'"),
-        (["job", "attempts", "a\x1b[31mb"], "UUID"),
-        (["rejected", "show", "x"], "NUMBER"),
-        (["rejected", "list", "--limit", "9999999"], "--limit"),
-        (["submit"], "HANDLER"),
-        (["submit", "a b"], "handler"),
-        (["submit", "h", "{"], "args"),
-        (["submit", "h", "[1]"], "args"),
-        (["submit", "h", '{"n": NaN}'], "args"),
-        (["submit", "h", '{"n": 1e400}'], "args"),
-        (["submit", "h", '{"n": "\\u0000"}'], "args.n"),
-        (["submit", "h", "[" * 100_000], "args"),
-        (["submit", "h", '{"a":' * 500 + "1" + "}" * 500], "args"),
-        (["submit", "h", '{}, "priority": "high"'], "args"),
-        (["submit", "h", '{"text": "' + "x" * 131_000 + '"}', "--meta", "a=" + "x" * 9000], "metadata"),
-        (["submit", "h", "--at", "2030-01-01T09:00:00"], "2030-01-01T09:00:00Z"),
-        (["submit", "h", "--at", "2024-02-30T00:00:00Z"], "--at"),
-        (["submit", "h", "--at", "0001-01-01T00:00:00Z"], "run_at"),
-        (["submit", "h", "--at", "9999-01-01T00:00:00Z"], "run_at"),
-        (["submit", "h", "--in", "-5"], "--in"),
-        (["submit", "h", "--in", "soon"], "10m"),
-        (["submit", "h", "--in", "999999d"], "delay_s"),
-        (["submit", "h", "--in", "5", "--at", "2030-01-01T09:00:00Z"], "run_at"),
-        (["submit", "h", "--lane", "a.b"], "lane"),
-        (["submit", "h", "--lane", "$JS.API"], "lane"),
-        (["submit", "h", "--priority", "urgent"], "priority"),
-        (["submit", "h", "--max-attempts", "0"], "max_attempts"),
-        (["submit", "h", "--timeout", "0"], "timeout_s"),
-        (["submit", "h", "--unique-key", " "], "unique_key"),
-        (["submit", "h", "--id", "00123"], "'00123'"),
-        (["submit", "h", "--meta", "novalue"], "--meta"),
-        (["submit", "h", "--meta", "a=1", "--meta", "a=2"], "--meta"),
-        (["submit", "h", "--wait", "never"], "--wait"),
-        (["submit", "h", "--file", "x"], "--file"),
-        (["submit", "--file", "x", "--lane", "mail"], "lane"),
-        (["submit", "--file", "x", "--wait", "result"], "--wait result"),
-        (["submit", "--file", "no/such/file"], "no/such/file"),
-        (["submit", "h", "--cluster", "a.b"], "cluster"),
-        (["submit", "h", "--nats-url", "http://x"], "scheme"),
-        (["submit", "h", "--nats-user", "u"], "JM_NATS_PASSWORD"),
-        (["submit", "h", "--nats-creds", "/no/such"], "JM_NATS_CREDS"),
-        (["migrate"], "JM_POSTGRES_DSN"),
-        (["migrate", "--dsn", "mysql://x"], "postgresql://"),
-        (["migrate", "--dsn", "postgresql://x/y", "--schema", 'a"b'], "schema"),
-        (["worker"], "MODULE:APP"),
-        (["worker", "no_such_module"], "no_such_module"),
-        (["worker", "os:path"], "JobMaster"),
-        (["worker", "jm_cli.example:jm", "--slots", "0"], "slots"),
-        (["worker", "jm_cli.example:jm", "--lease", "3"], "lease"),
-        (["worker", "jm_cli.example:jm", "--lane", "a.b"], "lane"),
-        (["worker", "jm_cli.example:jm", "--priority", "urgent"], "'urgent'"),
-        (["worker", "jm_cli.example:jm", "--name", "web:1"], "worker"),
-        (["up", "--app", "no_such_module"], "no_such_module"),
-    ],
-    ids=lambda value: None if isinstance(value, str) else " ".join(value)[:60],
-)
-def test_bad_input_ends_with_code_2_and_one_line_that_names_it(arguments, part, tmp_path):
+BAD_INPUT = [
+    (["jobb"], "Did you mean 'job'"),
+    (["job"], "jm job --help"),
+    (["job", "list", "--limt", "3"], "--limt"),
+    (["job", "list", "--limit", "0"], "--limit"),
+    (["job", "list", "--limit", "x"], "--limit"),
+    (["job", "list", "--status", "done"], "'done'"),
+    (["job", "list", "--priority", "urgent"], "'urgent'"),
+    (["job", "list", "--lane", "a.b"], "lane"),
+    (["job", "list", "--before", "7"], "'7'"),
+    (["job", "show", "7"], "'7'"),
+    (["job", "attempts", "a\x1b[31mb"], "UUID"),
+    (["rejected", "show", "x"], "NUMBER"),
+    (["rejected", "list", "--limit", "9999999"], "--limit"),
+    (["submit"], "HANDLER"),
+    (["submit", "a b"], "handler"),
+    (["submit", "h", "{"], "args"),
+    (["submit", "h", "[1]"], "args"),
+    (["submit", "h", '{"n": NaN}'], "args"),
+    (["submit", "h", '{"n": 1e400}'], "args"),
+    (["submit", "h", '{"n": "\\u0000"}'], "args.n"),
+    (["submit", "h", "[" * 100_000], "args"),
+    (["submit", "h", '{"a":' * 500 + "1" + "}" * 500], "args"),
+    (["submit", "h", '{}, "priority": "high"'], "args"),
+    (["submit", "h", '{"text": "' + "x" * 131_000 + '"}', "--meta", "a=" + "x" * 9000], "metadata"),
+    (["submit", "h", "--at", "2030-01-01T09:00:00"], "2030-01-01T09:00:00Z"),
+    (["submit", "h", "--at", "2024-02-30T00:00:00Z"], "--at"),
+    (["submit", "h", "--at", "0001-01-01T00:00:00Z"], "run_at"),
+    (["submit", "h", "--at", "9999-01-01T00:00:00Z"], "run_at"),
+    (["submit", "h", "--in", "-5"], "--in"),
+    (["submit", "h", "--in", "soon"], "10m"),
+    (["submit", "h", "--in", "999999d"], "delay_s"),
+    (["submit", "h", "--in", "5", "--at", "2030-01-01T09:00:00Z"], "run_at"),
+    (["submit", "h", "--lane", "a.b"], "lane"),
+    (["submit", "h", "--lane", "$JS.API"], "lane"),
+    (["submit", "h", "--priority", "urgent"], "priority"),
+    (["submit", "h", "--max-attempts", "0"], "max_attempts"),
+    (["submit", "h", "--timeout", "0"], "timeout_s"),
+    (["submit", "h", "--unique-key", " "], "unique_key"),
+    (["submit", "h", "--id", "00123"], "'00123'"),
+    (["submit", "h", "--meta", "novalue"], "--meta"),
+    (["submit", "h", "--meta", "a=1", "--meta", "a=2"], "--meta"),
+    (["submit", "h", "--wait", "never"], "--wait"),
+    (["submit", "h", "--file", "x"], "--file"),
+    (["submit", "--file", "x", "--lane", "mail"], "lane"),
+    (["submit", "--file", "x", "--wait", "result"], "--wait result"),
+    (["submit", "--file", "no/such/file"], "no/such/file"),
+    (["submit", "h", "--cluster", "a.b"], "cluster"),
+    (["submit", "h", "--nats-url", "http://x"], "scheme"),
+    (["submit", "h", "--nats-user", "u"], "JM_NATS_PASSWORD"),
+    (["submit", "h", "--nats-creds", "/no/such"], "JM_NATS_CREDS"),
+    (["migrate"], "JM_POSTGRES_DSN"),
+    (["migrate", "--dsn", "mysql://x"], "postgresql://"),
+    (["migrate", "--dsn", "postgresql://x/y", "--schema", 'a"b'], "schema"),
+    (["worker"], "MODULE:APP"),
+    (["worker", "no_such_module"], "no_such_module"),
+    (["worker", "os:path"], "JobMaster"),
+    (["worker", "jm_cli.example:jm", "--slots", "0"], "slots"),
+    (["worker", "jm_cli.example:jm", "--lease", "3"], "lease"),
+    (["worker", "jm_cli.example:jm", "--lane", "a.b"], "lane"),
+    (["worker", "jm_cli.example:jm", "--priority", "urgent"], "'urgent'"),
+    (["worker", "jm_cli.example:jm", "--name", "web:1"], "worker"),
+    (["up", "--app", "no_such_module"], "no_such_module"),
+]
+
+
+def test_bad_input_ends_with_code_2_and_one_line_that_names_it(tmp_path):
     """No server is needed to find out; nothing was sent anywhere (BR-104, BR-105, BR-108, BR-109, BR-115, BR-224)."""
-    done = jm(*arguments, cwd=tmp_path)
-    assert done.returncode == ExitCode.USAGE, done.stderr
-    assert done.stdout == ""
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
-    assert len(done.stderr) < 1000
-    assert part in done.stderr
-    assert "\x1b" not in done.stderr
+    ends = jm_many([arguments for arguments, _ in BAD_INPUT], cwd=tmp_path)
+    for (_, part), done in zip(BAD_INPUT, ends, strict=True):
+        assert done.returncode == ExitCode.USAGE, done
+        assert done.stdout == ""
+        assert done.stderr.startswith("error: ")
+        assert done.stderr.count("\n") == 1
+        assert len(done.stderr) < 1000
+        assert part in done.stderr
+        assert "\x1b" not in done.stderr
 
 
 def test_json_leaves_stdout_empty_when_it_fails(tmp_path):

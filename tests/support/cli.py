@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -9,12 +10,15 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import typer
 
 from jm_cli.app import app
 from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 JM: Final = [sys.executable, "-P", "-m", "jm_cli"]
@@ -40,6 +44,42 @@ def jm(
         check=False,
     )
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+# Many commands in one process: each of them costs milliseconds then, and not a start of Python.
+_DRIVER: Final = """
+import io, json, sys
+from jm_cli.app import run
+ends = []
+for arguments, given in json.load(sys.stdin):
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    sys.stdout, sys.stderr = out, err
+    sys.stdin = io.TextIOWrapper(io.BytesIO(given.encode()))
+    try:
+        code = run(arguments)
+    except SystemExit as end:
+        code = end.code
+    out.flush(), err.flush()
+    ends.append([int(code), out.buffer.getvalue().decode(), err.buffer.getvalue().decode()])
+sys.__stdout__.write(json.dumps(ends))
+"""
+
+
+def jm_many(
+    commands: Sequence[Sequence[str]], *, cwd: Path, stdin: str = "", **variables: str
+) -> list[subprocess.CompletedProcess[str]]:
+    """How each of ``commands`` ends, run one after the other; for those that end by themselves."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _DRIVER],
+        cwd=cwd,
+        env=environment(**variables),
+        input=json.dumps([[list(command), stdin] for command in commands]),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    ends = zip(commands, json.loads(done.stdout), strict=True)
+    return [subprocess.CompletedProcess(["jm", *command], code, out, err) for command, (code, out, err) in ends]
 
 
 class Running:

@@ -190,6 +190,12 @@ def test_of_several_servers_every_password_is_known():
 
 
 @pytest.mark.usefixtures("secrets")
+def test_a_user_s_name_is_no_secret():
+    redaction.learn_url("postgresql://postgres@127.0.0.1/d")
+    assert redaction.redact("postgres away") == "postgres away"
+
+
+@pytest.mark.usefixtures("secrets")
 def test_ordinary_text_is_left_alone():
     text = "NATS at nats://127.0.0.1:4222: no connection; mail a@b.c about it"
     assert redaction.redact(text) == text
