@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SWEEP_MAX_S: Final = 1.0
-STRAYS_S: Final = 10.0
 EVENTS_POLL_S: Final = 0.05
 ROWS_MAX: Final = 2_000
 DONE: Final = {BucketStatus.READY_TO_DRAIN.value, BucketStatus.READY_TO_DELETE.value}
@@ -50,7 +49,7 @@ class Watch:
 
     def __init__(self, lease_s: float) -> None:
         self.sweep_s = min(SWEEP_MAX_S, lease_s / 10)
-        self._lease_s = lease_s
+        self.lease_s = lease_s
         self._since_s: float | None = None
         self._looked_s = 0.0
 
@@ -59,10 +58,10 @@ class Watch:
 
     def may_judge(self, *, now_s: float) -> bool:
         """To be asked at every look: a long time between two means that we were frozen ourselves."""
-        if self._since_s is None or now_s - self._looked_s > self._lease_s / 2:
+        if self._since_s is None or now_s - self._looked_s > self.lease_s / 2:
             self._since_s = now_s
         self._looked_s = now_s
-        return now_s - self._since_s >= self._lease_s
+        return now_s - self._since_s >= self.lease_s
 
 
 class Undertaker:
@@ -94,7 +93,7 @@ class Undertaker:
 
     async def run(self) -> None:
         """Until cancelled. NATS being away costs passes, not the process."""
-        strays_at_s = time.monotonic() + STRAYS_S
+        strays_at_s = time.monotonic() + self._watch.lease_s
         while True:
             await self._registry.worker_gone.wait(self._watch.sweep_s)
             now_s = time.monotonic()
@@ -104,7 +103,7 @@ class Undertaker:
                 if may_judge:
                     await self._bury_all(self._orphans(), "lost")
                 if may_judge and now_s >= strays_at_s:
-                    strays_at_s = now_s + STRAYS_S
+                    strays_at_s = now_s + self._watch.lease_s
                     await self._bury_strays()
             except* AgentError as errors:
                 log.warning("lost buckets wait for NATS", extra={"problem": str(errors.exceptions[0])})
