@@ -46,9 +46,8 @@ def _facts(report: Report) -> Iterator[Text]:
         f"{late.jobs} jobs, {late.early or 'none'} early, started {_duration(late.p50_ms)} after their instant (p50), "
         f"{_duration(late.p99_ms)} (p99)",
     )
-    yield _fact(
-        "Retried", f"{retries.retried_jobs} jobs failed once and ran again; table attempt has {retries.attempts} rows"
-    )
+    text = f"{retries.retried_jobs} jobs failed and ran again, {report.made_to_fail} were made to"
+    yield _fact("Retried", f"{text}; table attempt has {retries.attempts} rows")
     rejected = sum(report.rejected.values())
     yield _fact("Rejected", f"{rejected} messages")
     if report.unparsable:
