@@ -33,18 +33,33 @@ def check_args(raw: bytes) -> None:
         InvalidJobError: naming the path, the limit and the remedy; for size, depth, non-objects, NUL characters,
             text that is not UTF-8, and numbers outside what Python and Postgres both hold.
     """
-    if len(raw) > limits.ARGS_BYTES_MAX:
-        raise InvalidJobError(
-            "args", f"{len(raw)} bytes, the limit is {limits.ARGS_BYTES_MAX}", remedy="pass a reference instead"
-        )
-    if raw.count(b"[") + raw.count(b"{") > limits.ARGS_DEPTH_MAX:
-        _check_depth(raw, "args")
+    _check_args_outline(raw)
     try:
         value = _decode_object(raw)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise InvalidJobError("args", _plain(error, "args"), remedy="send a JSON object with string keys") from None
     if _is_suspicious(raw, limits.ARGS_BYTES_MAX):
         _check_value(value, raw, "args", limits.ARGS_BYTES_MAX)
+
+
+def check_decoded_args(raw: bytes) -> None:
+    """``check_args`` for arguments that have just been decoded whole, by a handler's own types: only what is left.
+
+    Raises:
+        InvalidJobError: as ``check_args``.
+    """
+    _check_args_outline(raw)
+    if _is_suspicious(raw, limits.ARGS_BYTES_MAX):
+        check_args(raw)
+
+
+def _check_args_outline(raw: bytes) -> None:
+    if len(raw) > limits.ARGS_BYTES_MAX:
+        raise InvalidJobError(
+            "args", f"{len(raw)} bytes, the limit is {limits.ARGS_BYTES_MAX}", remedy="pass a reference instead"
+        )
+    if raw.count(b"[") + raw.count(b"{") > limits.ARGS_DEPTH_MAX:
+        _check_depth(raw, "args")
 
 
 def check_result(raw: bytes) -> None:

@@ -15,7 +15,7 @@ from jm_core.errors import InvalidJobError, InvalidSettingError
 from jm_core.ids import parse_handler_name, parse_job_id, parse_name
 from jm_core.intake import check_fields
 from jm_core.model import Priority
-from jm_core.payload import check_args, check_no_lost_floats, cut_text
+from jm_core.payload import check_args, check_decoded_args, check_no_lost_floats, cut_text
 from jm_core.retry import Backoff, problem_of
 from jm_core.wire import HandlerDefaults, Submission
 from jm_nats.context import JobContext
@@ -228,7 +228,10 @@ class Handler:
     def _check(self, raw: bytes) -> None:
         # The same decoder that runs before the handler is called: what passes here passes there.
         self._decoded(raw)
-        check_args(raw)
+        if self.takes_any:
+            check_args(raw)  # of what it skipped, the decoder has seen the outline only
+        else:
+            check_decoded_args(raw)
 
     def _decoded(self, raw: bytes) -> Any:
         try:

@@ -25,6 +25,8 @@ Send = Callable[[bytes, Sequence[Submission]], Awaitable[Sequence[JobReceipt] | 
 
 def message_chunks(jobs: Sequence[Submission]) -> list[list[Submission]]:
     """``jobs`` in order, cut so that each chunk fits one message (``PACK_JOBS``, ``MESSAGE_BYTES_MAX``)."""
+    if _fit_plainly(jobs):
+        return [list(jobs)]
     chunks: list[list[Submission]] = []
     chunk: list[Submission] = []
     size = 2
@@ -38,6 +40,13 @@ def message_chunks(jobs: Sequence[Submission]) -> list[list[Submission]]:
     if chunk:
         chunks.append(chunk)
     return chunks
+
+
+def _fit_plainly(jobs: Sequence[Submission]) -> bool:
+    """The common case, in a fraction of the time: few enough, small, and without texts of unknown encoded size."""
+    if not 0 < len(jobs) <= limits.PACK_JOBS or any(job.metadata or job.unique_key for job in jobs):
+        return False
+    return sum([len(job.args) for job in jobs]) + len(jobs) * FIELD_BYTES <= limits.MESSAGE_BYTES_MAX
 
 
 def _has_room(count: int, size: int) -> bool:
