@@ -32,6 +32,7 @@ from jm_nats.errors import (
     NoSuchConsumerError,
     NoSuchStreamError,
 )
+from tests.support.text_client import CONNECT, TextClient
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -329,6 +330,23 @@ async def test_a_link_outlives_what_the_server_complains_about(nats_server, word
         async with asyncio.timeout(10):
             await link.wait_connected()
         await link.api("INFO")
+
+
+async def test_a_link_outlives_a_subject_that_is_no_text(nats_server):
+    """Anyone may publish to a subject of any bytes; whoever subscribes to a wildcard receives it."""
+    heard = []
+
+    async def on_message(message):
+        heard.append((message.data, message.reply))
+
+    async with await connect(config_for(nats_server), client_name="t") as link, TextClient(nats_server.url) as stranger:
+        await link.nc.subscribe("no-text.*", cb=on_message)
+        await link.round_trip()
+        await stranger.send(
+            CONNECT, b"PUB no-text.\xff 1", "1", b"PUB no-text.a r\xff 1", "2", "PUB no-text.b r 1", "3"
+        )
+        await change(lambda: len(heard) == 3)
+        assert heard == [(b"1", ""), (b"2", "r\\xff"), (b"3", "r")]
 
 
 async def test_a_permission_that_is_missing_costs_no_connection(nats_server, caplog):
