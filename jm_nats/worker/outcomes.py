@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from typing import Final
 
 from nats.aio.msg import Msg
 
-from jm_core import wire
+from jm_core import limits, wire
 from jm_core.model import Priority
 from jm_core.wire import Event, EventBatch, Progress
 from jm_nats.errors import AgentError
@@ -86,8 +87,8 @@ class Reporter:
 
     async def _flush(self) -> None:
         events, acks = self._take()
-        if events:
-            await self._store(wire.encode(EventBatch(*self._envelope, events)))
+        for data in self._messages(events):
+            await self._store(data)
         for delivery in acks:
             ack(delivery.message)
 
@@ -110,6 +111,20 @@ class Reporter:
         events, self._events = self._events[:count], self._events[count:]
         self._sizes = sum(map(_size_of, self._events))
         return events, []
+
+    def _messages(self, events: list[Event]) -> Iterator[bytes]:
+        """One message; or several where the sizes were guessed too low (progress is not counted, JSON escapes): NATS
+        refuses what is too large however often it is sent.
+        """
+        if not events:
+            return
+        data = wire.encode(EventBatch(*self._envelope, events))
+        if len(data) <= limits.MESSAGE_BYTES_MAX or len(events) == 1:
+            yield data
+            return
+        half = len(events) // 2
+        yield from self._messages(events[:half])
+        yield from self._messages(events[half:])
 
     async def _store(self, data: bytes) -> None:
         while True:

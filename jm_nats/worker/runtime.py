@@ -5,10 +5,11 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Awaitable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Iterable
+from contextlib import AsyncExitStack, suppress
 from typing import Final, Self
 
+import msgspec
 import uuid_utils
 
 from jm_core import wire
@@ -21,7 +22,7 @@ from jm_nats.app import JobMaster
 from jm_nats.clock import CorrectedClock
 from jm_nats.connection import NatsLink, connect, server_clock_offset
 from jm_nats.errors import AgentError
-from jm_nats.kv import CasKv
+from jm_nats.kv import CasKv, Entry
 from jm_nats.provision import ensure_cluster
 from jm_nats.publisher import JetPublisher
 from jm_nats.worker.config import WorkerConfig
@@ -219,10 +220,14 @@ class Worker:
                 )
 
     async def _watch_clock(self, link: NatsLink) -> None:
+        """Measure again now and then; the last offset holds while NATS is away."""
         while True:
             await asyncio.sleep(CLOCK_CHECK_S)
-            if link.connected:
-                await self._measure_clock(link)
+            try:
+                if link.connected:
+                    await self._measure_clock(link)
+            except AgentError as error:
+                log.debug("clock not measured", extra={"error": str(error)})
 
     async def _measure_clock(self, link: NatsLink) -> None:
         measured = await server_clock_offset(link)
@@ -231,29 +236,44 @@ class Worker:
             log.warning("clock differs from NATS'; corrected for due times", extra={"offset_s": measured.offset_s})
 
     async def _rebalance(self, link: NatsLink, engine: Engine) -> None:
-        """Hand back what waits while a neighbour idles. The neighbours are read only when something does wait."""
-        workers = await CasKv.open(link, self.app.names.workers_kv)
+        """Hand back what waits while a neighbour idles. NATS being away costs passes, not the running handlers."""
+        workers = CasKv(link, self.app.names.workers_kv)
         while True:
             await asyncio.sleep(TICK_S)
-            held = engine.waiting_since()
-            now = asyncio.get_running_loop().time()
-            waiting = [Waiting(i, h.run.handler, h.port.lane, now - h.since_s) for i, h in enumerate(held)]
-            if not jobs_to_return(waiting, [self._anybody(waiting)]):
-                continue
-            entries = await workers.entries()
-            others = [wire.decode_worker(e.value) for e in entries if e.key != self.config.worker_id]
-            # `held` may have moved on while we asked: take only what still waits.
-            still = set(map(id, engine.waiting_since()))
-            chosen = [held[i] for i in jobs_to_return(waiting, others) if id(held[i]) in still]
-            if chosen:
-                engine.hand_back(chosen, ReturnReason.REBALANCED)
-                log.info("jobs handed back to an idle neighbour", extra={"jobs": len(chosen)})
+            try:
+                await self._rebalance_once(workers, engine)
+            except AgentError as error:
+                log.debug("neighbours unknown, nothing is handed back", extra={"error": str(error)})
+
+    async def _rebalance_once(self, workers: CasKv, engine: Engine) -> None:
+        """The neighbours are read only when something does wait."""
+        held = engine.waiting_since()
+        now = asyncio.get_running_loop().time()
+        waiting = [Waiting(i, h.run.handler, h.port.lane, now - h.since_s) for i, h in enumerate(held)]
+        if not jobs_to_return(waiting, [self._anybody(waiting)]):
+            return
+        others = _records(entry for entry in await workers.entries() if entry.key != self.config.worker_id)
+        # `held` may have moved on while we asked: take only what still waits.
+        still = set(map(id, engine.waiting_since()))
+        chosen = [held[i] for i in jobs_to_return(waiting, others) if id(held[i]) in still]
+        if chosen:
+            engine.hand_back(chosen, ReturnReason.REBALANCED)
+            log.info("jobs handed back to an idle neighbour", extra={"jobs": len(chosen)})
 
     def _anybody(self, waiting: list[Waiting]) -> WorkerRecord:
         """A neighbour that could take everything: is there anything at all to ask about?"""
         return WorkerRecord(
             "", "", "", 0, 0.0, len(waiting), sorted({w.lane for w in waiting}), sorted({w.handler for w in waiting})
         )
+
+
+def _records(entries: Iterable[Entry]) -> list[WorkerRecord]:
+    """Of the neighbours that can be read: one of another version may not be."""
+    records = []
+    for entry in entries:
+        with suppress(msgspec.DecodeError):
+            records.append(wire.decode_worker(entry.value))
+    return records
 
 
 async def _within(patience_s: float, work: Awaitable[None], otherwise: str) -> None:
