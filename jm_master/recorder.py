@@ -21,6 +21,7 @@ from jm_core.model import JobStatus
 from jm_core.retry import DEFAULT_BACKOFF
 from jm_master.in_hand import InHand
 from jm_master.pg_errors import RowRefusedError
+from jm_master.record_store import Recorded
 from jm_master.reports import Batch, decoded, event_refusal
 from jm_master.save_store import TermLost
 from jm_master.terms import LostTermError
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from jm_core.ids import Term
     from jm_master.database import Database
     from jm_master.ledger import Ledger
-    from jm_master.record_store import Recorded, RecordStore
+    from jm_master.record_store import RecordStore
     from jm_master.registry_view import RegistryView
     from jm_master.waiters import ResultWaiters
     from jm_master.wake import Wake
@@ -192,10 +193,21 @@ class Recorder:
     # Shared.
 
     async def _ride_out(self, action: Callable[[], Awaitable[Recorded | TermLost]]) -> Recorded:
-        answer = await self._database.ride_out(action)
+        """Where an answer was lost, nobody can tell what that try had applied from what the fence refused: all of it
+        counts as applied. Credit given back twice is a few jobs too many for a moment; credit never given back would
+        be missing for as long as we lead.
+        """
+        tries = 0
+
+        async def one_try() -> Recorded | TermLost:
+            nonlocal tries
+            tries += 1
+            return await action()
+
+        answer = await self._database.ride_out(one_try)
         if isinstance(answer, TermLost):
             raise LostTermError(self._term)
-        return answer
+        return answer if tries == 1 else Recorded(answer.count)
 
     def _count_stale(self, count: int) -> None:
         self.stale += count

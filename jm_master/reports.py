@@ -9,6 +9,7 @@ from msgspec import Raw, Struct, field
 from nats.aio.msg import Msg
 
 from jm_core import limits, wire
+from jm_core.ids import is_name
 from jm_core.payload import cut_text
 from jm_master.save_store import Refusal
 from jm_nats.pull import meta
@@ -55,6 +56,7 @@ def decoded(messages: Sequence[Msg], events_max: int) -> list[Batch]:
         batch.messages.append(message)
         try:
             report = wire.decode_events(message.data)
+            _check_names(report)
         except (msgspec.DecodeError, RecursionError, ValueError) as error:
             report = _apart(message, error, batch.refusals)
         batch.reports.append(report)
@@ -69,6 +71,7 @@ def _apart(message: Msg, error: Exception, refusals: list[Refusal]) -> wire.Even
     """Those events that can be read (a newer worker may send others); the rest is refused one by one."""
     try:
         envelope = _decode_envelope(message.data)
+        _check_names(envelope)
     except (msgspec.DecodeError, RecursionError, ValueError):
         refusals.append(_refusal(_source(message), message.data, f"not a batch of events: {error}"))
         return wire.EventBatch("", 0, "", [])
@@ -81,6 +84,17 @@ def _apart(message: Msg, error: Exception, refusals: list[Refusal]) -> wire.Even
     return report
 
 
+def _check_names(report: wire.EventBatch | _Envelope) -> None:
+    """Statements share the names of all reports in a batch: one that Postgres refuses would cost everybody's events.
+
+    Raises:
+        ValueError.
+    """
+    for name in (report.bucket, report.worker):
+        if not is_name(name):
+            raise ValueError(f"{name[:40]!r} is no name of a bucket or worker")
+
+
 def event_refusal(event: End | wire.Started | wire.Progress, problem: str) -> Refusal:
     """One event that not even a plain form of it can be stored of: a job id that is none, a number out of range."""
     kind = type(event).__name__.lower()
@@ -90,7 +104,7 @@ def event_refusal(event: End | wire.Started | wire.Progress, problem: str) -> Re
 
 def _source(message: Msg) -> str:
     facts = meta(message)
-    return f"{message.subject}/{facts.stream_seq}/{facts.timestamp_ns}"
+    return f"{cut_text(message.subject, limits.UNIQUE_KEY_CHARS_MAX)}/{facts.stream_seq}/{facts.timestamp_ns}"
 
 
 def _refusal(source: str, raw: bytes, reason: str) -> Refusal:

@@ -1,0 +1,81 @@
+"""The recorder without servers: what an outage, or a report with impossible names, must not do to the others."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from jm_core import wire
+from jm_core.model import AttemptOutcome
+from jm_core.wire import EventBatch, Finished
+from jm_master.config import PostgresConfig
+from jm_master.database import Database
+from jm_master.ledger import Ledger
+from jm_master.pg_errors import StoreUnavailableError
+from jm_master.record_store import Recorded
+from jm_master.recorder import Recorder
+from jm_master.registry_view import RegistryView
+from jm_master.reports import Batch, decoded
+from jm_master.waiters import ResultWaiters
+from jm_master.wake import Wake
+
+
+class ForgetfulStore:
+    """Commits, and the answer to the first try is lost; the fence refuses the second."""
+
+    def __init__(self):
+        self.answers = [None, Recorded(0, frozenset())]
+
+    async def _answer(self, *_):
+        answer = self.answers.pop(0)
+        if answer is None:
+            raise StoreUnavailableError("here", "connection reset")
+        return answer
+
+    record_successes = record_ends = _answer
+
+
+@pytest.mark.parametrize("outcome", [AttemptOutcome.SUCCEEDED, AttemptOutcome.FAILED])
+async def test_an_answer_that_was_lost_costs_no_credit_for_ever(outcome):
+    ledger = Ledger(RegistryView())
+    ledger.give("b", 3, now_s=0.0)
+    recorder = Recorder(
+        None,
+        Database(PostgresConfig(dsn="postgresql://u@localhost/x")),
+        ForgetfulStore(),
+        ledger,
+        RegistryView(),
+        waiters=ResultWaiters(),
+        assign=Wake(),
+        term=1,
+        batch_events=100,
+    )
+    ends = [Finished(f"job-{n}", 1, 1, outcome, 0.0, 1.0) for n in range(3)]
+    await recorder.apply(Batch([], [EventBatch("b", 1, "w", ends)]))
+    assert ledger.outstanding() == {}
+    assert recorder.stale == 0
+
+
+def message(data, *, subject="jm.c.events.b", seq=1):
+    return SimpleNamespace(data=data, subject=subject, reply=f"$JS.ACK.S.C.1.{seq}.1.1700000000000000000.0")
+
+
+@pytest.mark.parametrize("names", [("b", "w\0"), ("b\0", "w"), ("", "w"), ("b", "w" * 1000)])
+def test_a_report_whose_names_are_none_is_refused_alone(names):
+    bucket, worker = names
+    event = Finished("job-1", 1, 1, AttemptOutcome.SUCCEEDED, 0.0, 1.0)
+    bad = wire.encode(EventBatch(bucket, 1, worker, [event]))
+    unreadable = msgspec.json.encode({"bucket": bucket, "epoch": 1, "worker": worker, "events": [["?"]]})
+    good = wire.encode(EventBatch("b", 1, "w", [event]))
+    [batch] = decoded([message(bad), message(unreadable, seq=2), message(good, seq=3)], 100)
+    assert batch.workers == ["", "", "w"]
+    assert [len(report.events) for report in batch.reports] == [0, 0, 1]
+    assert [refusal.reason.startswith("not a batch of events") for refusal in batch.refusals] == [True, True]
+
+
+def test_a_report_on_a_subject_with_a_nul_can_be_kept():
+    [batch] = decoded([message(b"?", subject="jm.c.events.\0")], 100)
+    [refusal] = batch.refusals
+    assert "\0" not in refusal.source
