@@ -17,6 +17,8 @@ from jm_cli.exits import ExitCode
 from tests.support.cli import Running, jm
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 MARK_VARIABLE = "TEST_CLI_UP_MARK"
 GONE_TIMEOUT_S = 25  # the guards give ten seconds, and Postgres has some to do
 
