@@ -126,6 +126,9 @@ class Leader:
             self._database,
             SaveStore(self._database, term),
             placer,
+            sender,
+            outbox,
+            assign=self._assign,
             term=term,
             threshold_s=config.transient_threshold_s,
         )
@@ -133,11 +136,8 @@ class Leader:
             self._link,
             reader,
             saver,
-            sender,
-            outbox=outbox,
             view=self._registry.view,
             config=WriterConfig(config.save_workers, config.save_batch_jobs),
-            assign=self._assign,
         )
 
     def _recorder(self, reader: PullReader, term: Term) -> Recorder:

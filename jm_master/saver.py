@@ -1,4 +1,4 @@
-"""One batch of accepted jobs into Postgres, whatever is wrong with some of them."""
+"""One batch of accepted jobs into Postgres and on into the buckets, whatever is wrong with some of them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 
     from jm_core.ids import Term
     from jm_master.database import Database
+    from jm_master.outbox import Outbox
     from jm_master.placer import Placer
+    from jm_master.runs import RunSender
     from jm_master.save_store import Outgoing, Refusal, SaveStore
+    from jm_master.wake import Wake
 
 Jobs = list[list[NewJob]]  # by message of the batch
 SAME_MESSAGE_S = 1e-6  # Postgres keeps microseconds
@@ -44,11 +47,25 @@ class Work(Struct):
 class Saver:
     """Saves; repeats what an outage interrupted; bisects what Postgres refuses; finds out why rows were there."""
 
-    def __init__(self, database: Database, store: SaveStore, placer: Placer, *, term: Term, threshold_s: float) -> None:
+    def __init__(
+        self,
+        database: Database,
+        store: SaveStore,
+        placer: Placer,
+        sender: RunSender,
+        outbox: Outbox,
+        *,
+        assign: Wake,
+        term: Term,
+        threshold_s: float,
+    ) -> None:
         self.sent: list[str] = []  # outbox ids that NATS has; their rows go with the next statement
         self._database = database
         self._store = store
         self._placer = placer
+        self._sender = sender
+        self._outbox = outbox
+        self._assign = assign
         self._term = term
         self._threshold_s = threshold_s
 
@@ -64,7 +81,21 @@ class Saver:
             await self._save_parts(work, parts, refusals)
             if not groups:
                 return
+            # The rest waits for credit, and only what is in the buckets can free any.
+            await self.send(work)
             refusals = []
+
+    async def send(self, work: Work) -> None:
+        """What is committed goes into its buckets; what NATS does not take waits in the outbox."""
+        outgoing, work.outgoing = work.outgoing, []
+        uncertain, work.uncertain = work.uncertain, []
+        sent = await self._sender.send_all(outgoing, now_s=time.time())
+        # Not `+= await`: that reads the list first, and another batch may take it meanwhile.
+        self.sent += sent
+        if uncertain:
+            await self._outbox.resend(uncertain)
+        if work.left_on_master:
+            self._assign.set()
 
     async def _save_parts(self, work: Work, parts: list[Part], refusals: list[Refusal]) -> None:
         sent, self.sent = self.sent, []

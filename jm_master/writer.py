@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 
     from nats.aio.msg import Msg
 
-    from jm_master.outbox import Outbox
     from jm_master.registry_view import RegistryView
-    from jm_master.runs import RunSender
-    from jm_master.wake import Wake
     from jm_nats.connection import NatsLink
     from jm_nats.pull import PullReader
 
@@ -49,21 +46,15 @@ class Writer:
         link: NatsLink,
         reader: PullReader,
         saver: Saver,
-        sender: RunSender,
         *,
-        outbox: Outbox,
         view: RegistryView,
         config: WriterConfig,
-        assign: Wake,
     ) -> None:
         self._link = link
         self._reader = reader
         self._saver = saver
-        self._sender = sender
-        self._outbox = outbox
         self._view = view
         self._config = config
-        self._assign = assign
         self._in_hand = InHand()
         self._saved_at_s = 0.0
 
@@ -89,7 +80,7 @@ class Writer:
         self._saved_at_s = time.monotonic()
         _count(work)
         reach("writer.after_commit")
-        await self._send(work)
+        await self._saver.send(work)
         reach("writer.after_publish")
         await self._answer(work)
         for message in messages:
@@ -102,15 +93,6 @@ class Writer:
             with self._in_hand.holding(messages):
                 for batch in in_batches(messages, self._config.batch_jobs):
                     await self.save(batch)
-
-    async def _send(self, work: Work) -> None:
-        sent = await self._sender.send_all(work.outgoing, now_s=time.time())
-        # Not `+= await`: that reads the list first, and another batch may take it meanwhile.
-        self._saver.sent += sent
-        if work.uncertain:
-            await self._outbox.resend(work.uncertain)
-        if work.left_on_master:
-            self._assign.set()
 
     async def _answer(self, work: Work) -> None:
         """An answer that cannot be sent costs its asker a wait, and nobody else anything."""
