@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import anyio
 import msgspec
+import nats.errors
 from msgspec import Struct
 
 from jm_core import api, wire
 from jm_core.errors import InvalidJobError, InvalidNameError, JmError
 from jm_core.model import STATUS_BY_LABEL
 from jm_master.pg_errors import RowRefusedError, StoreContentionError, StoreUnavailableError
+from jm_nats.subjects import INBOX_RULE, is_inbox
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -86,9 +88,12 @@ class Service:
                     await self._link.retire(subscription)
 
     def _accept(self, message: Msg, tasks: TaskGroup) -> None:
-        if message.reply:
+        """Whoever asks names the subject of the answer, and we publish with rights that they may not have."""
+        if is_inbox(message.reply):
             self._open += 1
             tasks.start_soon(self._reply, message)
+        elif message.reply:
+            log.warning("reply not sent", extra={"subject": message.reply[:100], "rule": INBOX_RULE})
 
     async def _reply(self, message: Msg) -> None:
         try:
@@ -97,7 +102,10 @@ class Service:
             reply = _encoded_error(error, message.subject)
         finally:
             self._open -= 1
-        await self._link.nc.publish(message.reply, reply)
+        try:
+            await self._link.nc.publish(message.reply, reply)
+        except nats.errors.Error as error:  # costs its asker a wait, and nobody else anything
+            log.warning("reply not sent", extra={"subject": message.reply, "problem": repr(error)})
 
     async def _answer(self, message: Msg) -> bytes:
         if self._open > REQUESTS_MAX:

@@ -8,8 +8,10 @@ import time
 import asyncpg
 import pytest
 from msgspec import Raw
+from nats import errors
 
 from jm_core import api
+from jm_nats.driver import SteadyClient
 from tests.support.master import coordinating, job, linked, new_id
 
 MISSING = "0190a000-0000-7000-8000-000000000000"
@@ -152,3 +154,29 @@ async def test_requests_are_answered_while_others_wait(bench):
     assert time.monotonic() - started < 2
     for task in waiting:
         task.cancel()
+
+
+async def test_a_reply_goes_to_an_inbox_and_nowhere_else(bench, caplog):
+    """Else whoever may ask could have us delete a stream, or submit in our name."""
+    stream = bench.names.pending_stream
+    for reply in (f"$JS.API.STREAM.DELETE.{stream}", bench.names.submit, "_INBOX.a.*", "a.b"):
+        await bench.link.nc.publish(bench.names.api(api.OP_JOB_COUNT), b"{}", reply=reply)
+    counts = (await bench.call(api.OP_JOB_COUNT, {}))["data"]
+    assert counts["rejected"] == 0
+    info = await bench.link.api(f"STREAM.INFO.{stream}")
+    assert info["state"]["last_seq"] == 0
+    assert len([record for record in caplog.records if record.message == "reply not sent"]) == 4
+
+
+async def test_a_reply_that_cannot_be_sent_costs_nobody_else_their_answer(bench, monkeypatch):
+    publish = SteadyClient.publish
+
+    async def fail_once(client, subject, *args, **kwargs):
+        if subject == "_INBOX.fails":
+            raise errors.OutboundBufferLimitError
+        return await publish(client, subject, *args, **kwargs)
+
+    monkeypatch.setattr(SteadyClient, "publish", fail_once)
+    await bench.link.nc.publish(bench.names.api(api.OP_JOB_COUNT), b"{}", reply="_INBOX.fails")
+    await bench.call(api.OP_JOB_COUNT, {})
+    await bench.call(api.OP_JOB_COUNT, {})
