@@ -66,6 +66,19 @@ def assert_nothing_left(temp: Path, within_s: float = GONE_WITHIN_S) -> None:
     assert found == []
 
 
+def wait_for_worker(temp: Path) -> psutil.Process:
+    """One that is ready: its log says so."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if any("worker ready" in log.read_text() for log in temp.glob("*/logs/worker-*.log")):
+            for process in psutil.process_iter():
+                with contextlib.suppress(psutil.Error):
+                    if process.environ().get("TMPDIR") == str(temp) and "worker" in process.cmdline():
+                        return process
+        time.sleep(0.05)
+    raise AssertionError("no worker came up")
+
+
 @pytest.fixture
 def temp(tmp_path):
     folder = tmp_path / "temp"
@@ -174,6 +187,20 @@ def test_a_second_ctrl_c_changes_nothing(temp):
             demo.communicate(timeout=20)
         finally:
             demo.kill()
+    assert_nothing_left(temp, within_s=2.0)
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_ends_the_demo_with_its_last_words(temp):
+    with start_demo(temp, "--files", "300") as demo:
+        try:
+            worker = wait_for_worker(temp)
+            worker.kill()
+            _, stderr = demo.communicate(timeout=30)
+        finally:
+            demo.kill()
+    assert demo.returncode == ExitCode.UNEXPECTED
+    assert "has ended; its last words" in stderr
     assert_nothing_left(temp, within_s=2.0)
 
 

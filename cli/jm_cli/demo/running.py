@@ -175,8 +175,8 @@ def _cancelled_by_signals(main: "asyncio.Task[Report]", console: Console) -> Ite
 
     def received() -> None:
         if not main.cancelling():
+            main.cancel()  # first: the terminal may be gone, which is what SIGHUP says
             console.print("\nstopping ...")
-            main.cancel()
 
     for number in SIGNALS:
         loop.add_signal_handler(number, received)
