@@ -12,7 +12,7 @@ from jm_core.errors import InvalidJobError, JmError, NoSuchJobError
 from jm_nats.connection import NatsLink
 from jm_nats.subjects import Names
 
-CALL_TIMEOUT_S: Final = 5.0
+CALL_TIMEOUT_S: Final = 7.0  # the coordinator itself gives up on Postgres after 5, and says so
 ANSWER_MARGIN_S: Final = 2.0
 NO_ANSWER_PAUSE_S: Final = 0.25
 
@@ -22,6 +22,10 @@ _decode_reply = msgspec.json.Decoder(api.Reply).decode
 
 class NoCoordinatorError(JmError):
     """Nobody leads the cluster at this moment, or the leader did not answer in time."""
+
+
+class MasterUnavailableError(NoCoordinatorError):
+    """A coordinator leads, but Postgres does not answer it."""
 
 
 class ApiClient:
@@ -69,7 +73,7 @@ class ApiClient:
         """One request.
 
         Raises:
-            NoCoordinatorError: nobody answered.
+            NoCoordinatorError: nobody answered, or (``MasterUnavailableError``) nobody who can reach Postgres.
             NoSuchJobError, InvalidJobError, JmError: what the service said.
         """
         try:
@@ -91,7 +95,7 @@ def _translated(error: api.ApiError) -> JmError:
             return NoSuchJobError(error.message)
         case "bad_request":
             return InvalidJobError("request", error.message, remedy="see --help")
-        case "unavailable":
-            return NoCoordinatorError(error.message)
+        case "unavailable" | "timeout":
+            return MasterUnavailableError(f"the coordinator cannot ask Postgres: {error.message}")
         case _:
             return JmError(error.message)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from jm_cli.exits import CliError, ExitCode
+from jm_cli.exits import CliError, ExitCode, exit_code_of
 from jm_cli.options import expanded
 from jm_cli.plain_text import safe
 from jm_cli.redaction import redact
@@ -132,7 +132,7 @@ async def _coordinator(link: "NatsLink", names: "Names") -> Finding:
     try:
         counts = await ApiClient(link, names).counts()
     except NoCoordinatorError as error:
-        return _broken("coordinator", ExitCode.NO_COORDINATOR, str(error))
+        return _broken("coordinator", exit_code_of(error), str(error))
     except JmError as error:
         return _broken("coordinator", ExitCode.NO_COORDINATOR, f"it answers with an error: {error}")
     jobs = ", ".join(f"{count} {status}" for status, count in counts.by_status.items() if count) or "no jobs"

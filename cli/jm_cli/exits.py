@@ -44,7 +44,7 @@ MEANING: Final = {
     ExitCode.USAGE: "the command line, a setting or the input cannot be used; nothing was done",
     ExitCode.NATS: "NATS cannot be reached or used",
     ExitCode.POSTGRES: "Postgres cannot be reached or used",
-    ExitCode.NO_COORDINATOR: "no coordinator answers",
+    ExitCode.NO_COORDINATOR: "no coordinator answers, or it cannot write to Postgres",
     ExitCode.NOT_FOUND: "no such job, rejected message or cluster",
     ExitCode.OUTCOME: "a job failed, was rejected, or had not ended in time",
     ExitCode.NO_WORKER: "`jm doctor`: all is well, but no worker is alive",
@@ -110,11 +110,12 @@ def _codes() -> list[tuple[tuple[type[BaseException], ...], ExitCode]]:
     """Imported only once something has failed: the other layers' errors bring their drivers along."""
     from jm_master.migrate import MigrationBlockedError  # noqa: PLC0415
     from jm_master.pg_errors import StoreMisconfiguredError, StoreUnavailableError  # noqa: PLC0415
-    from jm_nats.api_client import NoCoordinatorError  # noqa: PLC0415
+    from jm_nats.api_client import MasterUnavailableError, NoCoordinatorError  # noqa: PLC0415
     from jm_nats.client import ReceiptTimeoutError  # noqa: PLC0415
     from jm_nats.errors import AgentError, PayloadTooLargeError  # noqa: PLC0415
 
     return [
+        ((MasterUnavailableError,), ExitCode.POSTGRES),
         ((NoCoordinatorError, ReceiptTimeoutError), ExitCode.NO_COORDINATOR),
         ((NoSuchJobError, ClusterUnknownError), ExitCode.NOT_FOUND),
         ((JobFailedError, RejectedError, ResultTimeoutError), ExitCode.OUTCOME),

@@ -106,12 +106,12 @@ def submit(
         {"handler": "send-email", "args": {"to": "a@b.c"}, "delay_s": 60, "unique_key": "mail-1"}
     """
     fields = {
-        "delay_s": None if delay is None else parse_delay(delay),
+        "delay_s": None if delay is None else parse_delay(delay, "--in"),
         "run_at": None if at is None else parse_instant(at),
         "lane": lane,
         "priority": priority,
         "max_attempts": max_attempts,
-        "timeout_s": None if timeout is None else parse_delay(timeout),
+        "timeout_s": None if timeout is None else parse_delay(timeout, "--timeout"),
         "unique_key": unique_key,
         "metadata": _metadata(meta),
         "id": job_id,

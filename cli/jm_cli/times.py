@@ -10,7 +10,7 @@ _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _delay = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)", re.ASCII)
 
 
-def parse_delay(text: str) -> float:
+def parse_delay(text: str, option: str) -> float:
     """Seconds of ``90``, ``90s``, ``10m``, ``2h`` or ``1d``.
 
     Raises:
@@ -18,7 +18,7 @@ def parse_delay(text: str) -> float:
     """
     found = _delay.fullmatch(text.strip().lower())
     if found is None:
-        raise InvalidJobError("--in", f"{text[:40]!r} is no delay", remedy="write 90, 90s, 10m, 2h or 1d")
+        raise InvalidJobError(option, f"{text[:40]!r} is no delay", remedy="write 90, 90s, 10m, 2h or 1d")
     return float(found[1]) * _UNITS[found[2]]
 
 

@@ -9,8 +9,10 @@ from contextlib import contextmanager
 import pytest
 
 from jm_cli.exits import ExitCode
+from jm_master.embedded import PostgresServer
 from jm_nats.embedded import NatsServer
 from tests.support.cli import Running, jm, jm_many
+from tests.support.waiting import wait_until
 
 LIMIT_S = 10.0
 JOB_ID = "0198c1c6-6d2e-7b7a-a0d5-6a1f0b1c2d3e"
@@ -163,6 +165,24 @@ def test_a_password_that_is_not_escaped_is_not_shown_either(tmp_path, debug):
 
 def check_no_secret(done):
     assert not [part for part in FRAGMENTS if part in done.stdout + done.stderr]
+
+
+@pytest.mark.slow
+async def test_a_running_cluster_without_postgres(tmp_path, nats_server, cluster_name):
+    """Jobs are still taken; whoever asks for more is told, whether Postgres is gone or silent (DESIGN P5)."""
+    with PostgresServer() as postgres:
+        variables = {"JM_NATS_URL": nats_server.url, "JM_CLUSTER": cluster_name}
+        with Running("coordinator", cwd=tmp_path, JM_POSTGRES_DSN=postgres.dsn, **variables) as coordinator:
+            await coordinator.wait_for("leading")
+            await wait_until(lambda: jm("job", "list", cwd=tmp_path, **variables).returncode == 0, what="an answer")
+            for away, back in ((postgres.pause, postgres.resume), (postgres.stop, postgres.start)):
+                away()
+                assert jm("submit", "hello", cwd=tmp_path, **variables).returncode == ExitCode.OK
+                for done in jm_many([READING[0], READING[3]], cwd=tmp_path, **variables):
+                    check(done, ExitCode.POSTGRES, "Postgres")
+                waiting = ["submit", "hello", "{}", "--wait", "recorded", "--wait-timeout", "1"]
+                check(jm(*waiting, cwd=tmp_path, **variables), ExitCode.NO_COORDINATOR, "safe in NATS")
+                back()
 
 
 async def test_a_coordinator_waits_for_postgres_and_never_shows_its_password(tmp_path, nats_server, cluster_name):

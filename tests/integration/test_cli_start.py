@@ -103,6 +103,7 @@ BAD_INPUT = [
     (["submit", "h", "--priority", "urgent"], "priority"),
     (["submit", "h", "--max-attempts", "0"], "max_attempts"),
     (["submit", "h", "--timeout", "0"], "timeout_s"),
+    (["submit", "h", "--timeout", "x"], "--timeout"),
     (["submit", "h", "--unique-key", " "], "unique_key"),
     (["submit", "h", "--id", "00123"], "'00123'"),
     (["submit", "h", "--meta", "novalue"], "--meta"),

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from jm_cli import redaction, render
-from jm_cli.exits import CliError, ExitCode, UsageError, exit_code_of
+from jm_cli.exits import CliError, ExitCode, UsageError, exit_code_of, report
 from jm_cli.loading import load_app
 from jm_cli.logs import ConsoleFormatter, JsonFormatter
 from jm_cli.ndjson import BadLineError, read_jobs
@@ -19,7 +19,7 @@ from jm_cli.times import parse_delay, parse_instant
 from jm_core.errors import InvalidJobError, InvalidSettingError, JobFailedError, NoSuchJobError
 from jm_core.limits import MESSAGE_BYTES_MAX
 from jm_master.pg_errors import StoreUnavailableError
-from jm_nats.api_client import NoCoordinatorError
+from jm_nats.api_client import MasterUnavailableError, NoCoordinatorError
 from jm_nats.errors import AgentAuthError, AgentUnavailableError
 
 # -- exit codes
@@ -32,6 +32,7 @@ from jm_nats.errors import AgentAuthError, AgentUnavailableError
         (AgentAuthError("nats://x", "no", remedy="check"), ExitCode.NATS),
         (StoreUnavailableError("host/db", "refused"), ExitCode.POSTGRES),
         (NoCoordinatorError("nobody"), ExitCode.NO_COORDINATOR),
+        (MasterUnavailableError("nobody"), ExitCode.POSTGRES),
         (NoSuchJobError("no job"), ExitCode.NOT_FOUND),
         (JobFailedError("id", "failed", "x"), ExitCode.OUTCOME),
         (InvalidJobError("args", "bad", remedy="mend"), ExitCode.USAGE),
@@ -47,6 +48,12 @@ def test_an_error_s_type_decides_the_exit_code(error, code):
     assert exit_code_of(error) is code
 
 
+def test_of_a_group_the_error_that_is_ours_is_reported(capsys):
+    group = ExceptionGroup("tasks", [ZeroDivisionError(), ExceptionGroup("more", [NoSuchJobError("no job 7")])])
+    assert report(group) is ExitCode.NOT_FOUND
+    assert capsys.readouterr().err == "error: no job 7\n"
+
+
 def test_an_error_is_one_harmless_line():
     assert one_line("a\nb\r\n\n  c\x1b[31m\x9b1m\u202e") == "a | b | c\\x1b[31m\\x9b1m\\u202e"
 
@@ -59,13 +66,13 @@ def test_an_error_is_one_harmless_line():
     [("90", 90), ("90s", 90), ("10m", 600), ("2h", 7200), ("1d", 86400), ("1.5h", 5400), ("0", 0), (" 5M ", 300)],
 )
 def test_a_delay_is_a_number_with_a_unit(text, seconds):
-    assert parse_delay(text) == seconds
+    assert parse_delay(text, "--in") == seconds
 
 
 @pytest.mark.parametrize("text", ["", "m", "-5", "5x", "1e3", "inf", "nan", "1h30m", "5 m", "٣"])
 def test_anything_else_is_no_delay(text):
     with pytest.raises(InvalidJobError, match="10m"):
-        parse_delay(text)
+        parse_delay(text, "--in")
 
 
 @pytest.mark.parametrize(
