@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 SWEEP_MAX_S: Final = 1.0
 EVENTS_POLL_S: Final = 0.05
 ROWS_MAX: Final = 2_000
+LOST: Final = BucketStatus.LOST.value
 DONE: Final = {BucketStatus.READY_TO_DRAIN.value, BucketStatus.READY_TO_DELETE.value}
 
 
@@ -112,7 +113,9 @@ class Undertaker:
         return [bucket for bucket, record in self._view.buckets.items() if record.status in DONE]
 
     def _orphans(self) -> list[str]:
-        return [bucket for bucket, record in self._view.buckets.items() if self._view.is_orphan(record)]
+        """Also what an earlier leader, or an earlier pass, has taken and not carried out, whoever lives again."""
+        buckets = self._view.buckets.items()
+        return [bucket for bucket, record in buckets if record.status == LOST or self._view.is_orphan(record)]
 
     async def _bury_all(self, buckets: list[str], reason: str) -> None:
         async with anyio.create_task_group() as tasks:

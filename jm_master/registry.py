@@ -67,9 +67,10 @@ class Registry:
             self.view.set_bucket(bucket, None, self.view.bucket_revisions.get(bucket, 0))
             return None
         record = wire.decode_bucket(entry.value)
-        if unless_alive and await self._is_alive(record):
+        lost = BucketStatus.LOST.value
+        if unless_alive and record.status != lost and await self._is_alive(record):
             return None
-        taken = replace(record, status=BucketStatus.LOST.value, epoch=record.epoch + 1)
+        taken = replace(record, status=lost, epoch=record.epoch + 1)
         match await self._buckets.update(bucket, wire.encode(taken), revision=entry.revision):
             case Written(revision=revision):
                 self.view.set_bucket(bucket, wire.encode(taken), revision)

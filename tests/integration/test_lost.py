@@ -99,6 +99,18 @@ async def test_a_restarted_worker_of_the_same_name_does_not_keep_its_predecessor
         assert (await buried(db, dies))["reason"] == "lost"
 
 
+async def test_a_bucket_that_was_taken_is_carried_out_although_its_worker_lives_again(bench, db):
+    """As after a leader that died, or lost NATS, right behind the compare-and-set."""
+    async with bench.worker() as revives:
+        await bench.submit(job())
+        (run,) = await revives.runs(1)
+        await revives.move(BucketStatus.LOST)
+        assert (await buried(db, revives))["reason"] == "lost"
+        async with bench.worker() as lives:
+            (again,) = await lives.runs(1)
+            assert (again.id, again.dispatch) == (run.id, 2)
+
+
 def judges(watch, times):
     return [t for t in times if watch.may_judge(now_s=t)]
 
