@@ -1,4 +1,4 @@
-"""nats.py's client with four of its habits changed. The only place that overrides its private methods.
+"""nats.py's client with five of its habits changed. The only place that overrides its private methods.
 
 They are private because the client was not made to be changed; each override says what goes wrong without it, calls
 the original, and has a test in ``tests/integration/test_connection.py`` that fails when a new nats.py moves it.
@@ -63,6 +63,13 @@ class SteadyClient(Client):
                 await asyncio.sleep(FIRST_WAIT_S)
             else:
                 return
+
+    async def _read_loop(self) -> None:
+        # nats.py logs an error that it did not expect in here, and reads no more: the client looks connected and is
+        # deaf until its pings have gone unanswered for a minute (BR-203).
+        await super()._read_loop()
+        if self.is_connected:
+            await self._process_op_err(errors.Error("nats: reading ended in an unforeseen way"))
 
     def _build_message(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None

@@ -22,7 +22,7 @@ from nats.aio.client import Server
 from jm_core.errors import InvalidSettingError
 from jm_nats.config import NatsConfig
 from jm_nats.connection import connect, server_clock_offset
-from jm_nats.driver import ReconnectPlan
+from jm_nats.driver import ReconnectPlan, SteadyClient
 from jm_nats.embedded import NatsServer
 from jm_nats.errors import (
     AgentAuthError,
@@ -347,6 +347,31 @@ async def test_a_link_outlives_a_subject_that_is_no_text(nats_server):
         )
         await change(lambda: len(heard) == 3)
         assert heard == [(b"1", ""), (b"2", "r\\xff"), (b"3", "r")]
+
+
+async def test_an_unforeseen_error_while_reading_costs_a_reconnect_and_not_the_hearing(nats_server, monkeypatch):
+    build, heard = SteadyClient._build_message, []
+    broken = asyncio.Event()
+
+    def break_once(client, sid, subject, *rest):
+        if subject == b"a" and not broken.is_set():
+            broken.set()
+            raise LookupError
+        return build(client, sid, subject, *rest)
+
+    async def on_message(message):
+        heard.append(message.data)
+
+    monkeypatch.setattr(SteadyClient, "_build_message", break_once)
+    async with await connect(config_for(nats_server), client_name="t") as link:
+        reconnected = asyncio.Event()
+        link.on_reconnect(reconnected.set)
+        await link.nc.subscribe("a", cb=on_message)
+        await link.nc.publish("a", b"1")
+        async with asyncio.timeout(5):
+            await reconnected.wait()
+        await link.nc.publish("a", b"2")
+        await change(lambda: heard == [b"2"])
 
 
 async def test_a_permission_that_is_missing_costs_no_connection(nats_server, caplog):
