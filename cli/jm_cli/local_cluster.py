@@ -13,6 +13,7 @@ from jm_cli.local_env import FILE_NAME, LocalEnv
 from jm_cli.plain_text import one_line
 from jm_master.embedded import PostgresServer
 from jm_nats.child_process import EmbeddedServerError
+from jm_nats.config import DEFAULT_PORT
 from jm_nats.embedded import NatsServer
 from jm_nats.local_server import LocalServer
 from jm_nats.store_lock import StoreInUseError, is_locked, store_lock
@@ -81,6 +82,8 @@ class LocalServers:
 
     def __init__(self, data: Path, *, nats_port: int = 0, postgres_port: int = 0) -> None:
         self.data = data
+        if not nats_port:
+            _prefer(data / "nats", DEFAULT_PORT)
         self.nats = NatsServer(data / "nats", port=nats_port)
         self.postgres = PostgresServer(data / "postgres", port=postgres_port)
         self._restart_at: dict[str, float] = {}
@@ -100,8 +103,10 @@ class LocalServers:
 
     async def _close(self) -> None:
         """NATS first: what it still holds is on disk, and Postgres has nobody left to wait for."""
-        await asyncio.to_thread(self.nats.close)
-        await asyncio.to_thread(self.postgres.close)
+        try:
+            await asyncio.to_thread(self.nats.close)
+        finally:
+            await asyncio.to_thread(self.postgres.close)
 
     async def tend(self) -> None:
         """Start again what has died, on the same port; what does not start is tried again later."""
@@ -132,6 +137,15 @@ async def start(server: LocalServer, code: ExitCode) -> None:
         await asyncio.to_thread(server.start)
     except EmbeddedServerError as error:
         raise CliError(code, str(error)) from error
+
+
+def _prefer(folder: Path, port: int) -> None:
+    """Let a first run try ``port`` before any other, as if it had been the last one's: programs that are told nothing
+    look for NATS there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "port").exists():
+        (folder / "port").write_text(f"{port}\n")
 
 
 def _start_anew(server: LocalServer) -> None:

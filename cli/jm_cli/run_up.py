@@ -20,7 +20,7 @@ from jm_cli.local_env import DEFAULT_DATA, LocalEnv
 from jm_cli.render import print_line
 from jm_cli.running import run_for_long
 from jm_cli.serving import StopSignals
-from jm_cli.settings import LogFormat, LogOptions
+from jm_cli.settings import DEFAULT_NATS_URL, LogFormat, LogOptions
 from jm_cli.up import EXAMPLE_APP
 from jm_core import limits
 from jm_nats.store_lock import store_lock
@@ -182,6 +182,7 @@ def _announce(plan: UpPlan, app: "JobMaster", local: LocalEnv) -> None:
     where = "" if plan.data == DEFAULT_DATA else f"JM_DATA={plan.data} "
     handler = "hello" if plan.target == EXAMPLE_APP else next(iter(sorted(app.handlers)), "HANDLER")
     args = '{"name": "you"}' if plan.target == EXAMPLE_APP else "{}"
+    other_program = f"  JM_NATS_URL={local.nats_url} python …       # a program of yours, or another client"
     for line in (
         "",
         f"cluster '{app.cluster}' is up: a coordinator and {plan.workers} worker(s) of {plan.target}",
@@ -192,6 +193,7 @@ def _announce(plan: UpPlan, app: "JobMaster", local: LocalEnv) -> None:
         "in a second terminal, in this folder:",
         f"  {where}jm submit {handler} '{args}' --wait result",
         f"  {where}jm job list",
+        *([] if local.nats_url == DEFAULT_NATS_URL else [other_program]),
         "Ctrl-C stops everything in order",
         "",
     ):

@@ -32,7 +32,7 @@ def up(
             "JM_UP_NATS_PORT",
             "Port of NATS.",
             metavar="PORT",
-            show_default="the last run's, or a free one",
+            show_default="the last run's, else 4222, else a free one",
         ),
     ] = 0,
     pg_port: Annotated[
