@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import msgspec
 from nats import errors
 
+from jm_core import limits
 from jm_nats import js_api
 from jm_nats.driver import ReconnectPlan, SteadyClient, connect_options
 from jm_nats.errors import AgentError, AgentUnavailableError, AgentUnsupportedError
@@ -33,6 +34,7 @@ CLOSE_TIMEOUT_S: Final = 5.0
 ROUND_TRIP_TIMEOUT_S: Final = 5.0
 JETSTREAM_POLL_S: Final = 0.1
 CLOCK_SAMPLES: Final = 5
+PAYLOAD_MIN: Final = limits.MESSAGE_BYTES_MAX + 16 * limits.KIB  # with its headers
 
 
 async def connect(config: NatsConfig, *, client_name: str) -> NatsLink:
@@ -44,7 +46,7 @@ async def connect(config: NatsConfig, *, client_name: str) -> NatsLink:
     Raises:
         AgentAuthError: the server refuses the credentials.
         AgentUnavailableError: no server within the time, or TLS does not come about.
-        AgentUnsupportedError: older than 2.12, or no JetStream.
+        AgentUnsupportedError: older than 2.12, no JetStream, or messages of our size are too large for it.
         InvalidSettingError: a credentials or TLS file cannot be used.
     """
     link = NatsLink(config, client_name)
@@ -205,6 +207,7 @@ class NatsLink:
             attempt.cancel()
             await asyncio.wait({attempt})
         await self._check_version()
+        self._check_payload()
         await self._check_jetstream()
 
     async def _connect_client(self, options: dict[str, Any]) -> None:
@@ -239,6 +242,12 @@ class NatsLink:
         if parse_version(version) < VERSION_MIN:
             remedy = "upgrade it: scheduled messages and expiry markers need 2.12"
             raise AgentUnsupportedError(self.server, f"its version is {version}", remedy=remedy)
+
+    def _check_payload(self) -> None:
+        """A run message that the server never takes would leave its jobs in the outbox for ever."""
+        if self.nc.max_payload < PAYLOAD_MIN:
+            problem = f"its max_payload is {self.nc.max_payload} bytes, messages here have up to {PAYLOAD_MIN}"
+            raise AgentUnsupportedError(self.server, problem, remedy="raise it (NATS' own default is 1 MiB)")
 
     async def _check_jetstream(self) -> None:
         """A cluster without a leader answers in a moment; a server without JetStream never."""

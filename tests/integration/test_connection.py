@@ -277,6 +277,15 @@ async def test_a_server_that_is_too_old_is_refused(version):
         assert version in str(refused.value)
 
 
+async def test_a_server_that_takes_small_messages_only_is_refused():
+    """Not later, by the first message that is too large, with its jobs committed to a bucket already."""
+    with (
+        NatsServer(extra_config="max_payload: 262144") as server,
+        pytest.raises(AgentUnsupportedError, match="max_payload is 262144"),
+    ):
+        await connect(config_for(server), client_name="t")
+
+
 async def test_an_account_without_jetstream_is_refused_at_once():
     accounts = "accounts { A { users: [ { user: u, password: p } ] } }"
     with NatsServer(extra_config=accounts) as server:
