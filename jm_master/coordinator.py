@@ -6,9 +6,10 @@ import asyncio
 import logging
 import os
 import socket
+import time
 import uuid
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from jm_nats.connection import NatsLink
 
 log = logging.getLogger(__name__)
+
+LONG_TERM_S: Final = 60.0
 
 
 class Coordinator:
@@ -107,6 +110,7 @@ class Coordinator:
         link.on_reconnect(watch.blind)
         backoff = Backoff(first_s=0.5, cap_s=10.0)
         while True:
+            began_s = time.monotonic()
             try:
                 await self._lead_once(link, Leader(self.config, self.names, link, database, self.registry, watch=watch))
                 backoff.reset()
@@ -114,6 +118,8 @@ class Coordinator:
                 log.warning("stepping down", extra={"reason": str(lost.exceptions[0])})
             except* Exception:  # an outage that a duty could not ride out, or a bug: whoever leads next begins afresh
                 log.exception("a duty failed; stepping down")
+            if time.monotonic() - began_s > LONG_TERM_S:
+                backoff.reset()  # what failed days apart is not a row of failures
             await anyio.sleep(backoff.next_s())
 
     async def _lead_once(self, link: NatsLink, leader: Leader) -> None:

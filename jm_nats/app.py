@@ -64,7 +64,6 @@ class JobMaster:
         timeout: float | timedelta = limits.JOB_TIMEOUT_S,
         backoff: Backoff | Sequence[float] | float = DEFAULT_BACKOFF,
         executor: Executor | None = None,
-        exclusive: bool = False,
     ) -> Callable[[Callable[..., Any]], Handler]:
         """Register a function as the handler of jobs called ``name``.
 
@@ -73,7 +72,6 @@ class JobMaster:
             backoff: a policy, a list of waits, or one fixed wait; seconds.
             executor: ``async`` for coroutine functions; else ``thread`` (default; cannot be stopped at its timeout)
                 or ``process`` (killed at its timeout).
-            exclusive: nobody may overlap a run: it is cancelled as soon as the worker's lease is in doubt.
 
         Raises:
             InvalidSettingError, InvalidNameError: at import, naming the handler and the setting.
@@ -96,7 +94,6 @@ class JobMaster:
                 timeout_s=_seconds(name, "timeout", timeout),
                 backoff=_policy(name, backoff),
                 executor=executor,
-                exclusive=exclusive,
             )
             self.handlers[name] = handler
             return handler

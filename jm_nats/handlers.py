@@ -73,7 +73,6 @@ class Handler:
         timeout_s: float,
         backoff: Backoff,
         executor: Executor | None,
-        exclusive: bool,
     ) -> None:
         self.name = parse_handler_name(name)
         self.function = function
@@ -82,7 +81,6 @@ class Handler:
         self.max_attempts = max_attempts
         self.timeout_s = timeout_s
         self.backoff = backoff
-        self.exclusive = exclusive
         self.executor: Executor = executor or ("async" if inspect.iscoroutinefunction(function) else "thread")
         self.context_parameter: str | None = None
         self.takes_any = False

@@ -125,9 +125,6 @@ class Engine:
         for delivery in held.again:
             held.port.reporter.done(delivery)
 
-    def knows_all(self, runs: list[Run]) -> bool:
-        return all(self._known.get(run.id, 0) >= run.dispatch for run in runs)
-
     # -- slots
 
     @property

@@ -30,7 +30,6 @@ class ChildFailed(msgspec.Struct):
     error: str
     retry_in_s: float | None = None
     may_retry: bool = True
-    asked_for_retry: bool = False
 
 
 class ContextData(msgspec.Struct):
@@ -76,7 +75,7 @@ def _call(module: str, qualname: str, args: bytes, data: Mapping[str, Any]) -> b
             kwargs[handler.context_parameter] = JobContext(**data)
         return encode_result(handler.function(**kwargs))
     except Retry as error:
-        return ChildFailed(failures.describe(error), retry_in_s=error.in_s, asked_for_retry=True)
+        return ChildFailed(failures.describe(error), retry_in_s=error.in_s)
     except NoRetry as error:
         return ChildFailed(failures.describe(error), may_retry=False)
     except BaseException as error:  # noqa: BLE001  (SystemExit in a handler fails the job, not the child)

@@ -80,7 +80,6 @@ def test_a_handler_has_the_documented_defaults(app):
     assert (handler.lane, handler.priority, handler.executor) == ("default", Priority.MEDIUM, "async")
     assert (handler.max_attempts, handler.timeout_s) == (limits.MAX_ATTEMPTS, limits.JOB_TIMEOUT_S)
     assert handler.backoff == DEFAULT_BACKOFF
-    assert handler.exclusive is False
 
 
 def test_what_the_cluster_is_told_is_what_was_declared():
