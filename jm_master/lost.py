@@ -145,7 +145,8 @@ class Undertaker:
     async def _bury(self, record: BucketRecord, reason: str) -> None:
         """Hand back what the bucket held, then let it go. Each step is safe to repeat by the next leader."""
         bucket = record.bucket
-        log.warning("bucket ends", extra={"bucket": bucket, "worker": record.worker, "reason": reason})
+        level = logging.INFO if reason == "drained" else logging.WARNING
+        log.log(level, "bucket ends", extra={"bucket": bucket, "worker": record.worker, "reason": reason})
         await delete_consumer(self._link, self._names.bucket_stream(bucket), RUN_CONSUMER)
         await self._events_recorded()
         returned = await self._return_rows(bucket, record.worker, was_lost=reason != "drained")
