@@ -43,7 +43,7 @@ async def run(made: Cluster, jobs: int) -> dict[str, Any]:
         "yardstick": None,
         "ratio": None,
         "peak_mb": peaks,
-        "slope_mb": {name: slope(values) for name, values in samples.items()},
+        **{f"slope_{name}_mb": slope(values) for name, values in samples.items()},
         "coordinator_after_saving_mb": round(saved_mb, 1),
         "drained_per_s": round(jobs / elapsed),
         "jobs": jobs,
@@ -86,11 +86,12 @@ def slope(values: list[float]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=1_000_000)
-    parser.add_argument("--json", action="store_true", help="print the JSON object only")
-    options = parser.parse_args()
+    options = report.arguments(parser)
     with cluster(workers=0) as made:
         result = uvloop.run(run(made, options.jobs))
-    report.show("backlog", result, as_json=options.json)
+    report.show(
+        "backlog", result, options, at_most={"value": 200.0, "slope_worker_mb": 10.0, "slope_coordinator_mb": 10.0}
+    )
 
 
 if __name__ == "__main__":

@@ -60,11 +60,10 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1_000)
     parser.add_argument("--window-s", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", action="store_true", help="print the JSON object only")
-    options = parser.parse_args()
+    options = report.arguments(parser)
     with cluster() as made:
         result = uvloop.run(run(made, options.jobs, options.window_s, options.seed))
-    report.show("due", result, as_json=options.json)
+    report.show("due", result, options, at_most={"p99_ms": 25.0, "early": 0})
 
 
 if __name__ == "__main__":

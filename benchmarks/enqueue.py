@@ -53,11 +53,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", action="store_true", help="print the JSON object only")
-    options = parser.parse_args()
+    options = report.arguments(parser)
     with cluster(coordinator=False, workers=0) as made:
         result = uvloop.run(run(made, options.jobs, options.rounds))
-    report.show("enqueue", result, as_json=options.json)
+    report.show("enqueue", result, options, at_least={"ratio": 0.7})
 
 
 if __name__ == "__main__":

@@ -59,11 +59,10 @@ async def run(made: Cluster, seconds: float) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--json", action="store_true", help="print the JSON object only")
-    options = parser.parse_args()
+    options = report.arguments(parser)
     with cluster(workers=WORKERS) as made:
         result = uvloop.run(run(made, options.seconds))
-    report.show("idle", result, as_json=options.json)
+    report.show("idle", result, options, at_most={"value": 3.0})
 
 
 if __name__ == "__main__":

@@ -93,11 +93,10 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=300)
     parser.add_argument("--per-s", type=float, default=100.0)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", action="store_true", help="print the JSON object only")
-    options = parser.parse_args()
+    options = report.arguments(parser)
     with cluster() as made:
         result = uvloop.run(run(made, options.jobs, options.per_s, options.rounds))
-    report.show("latency", result, as_json=options.json)
+    report.show("latency", result, options, at_most={"ratio_p50": 1.5, "ratio_p99": 2.0})
 
 
 if __name__ == "__main__":

@@ -81,11 +81,10 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--json", action="store_true", help="print the JSON object only")
-    options = parser.parse_args()
+    options = report.arguments(parser)
     with cluster(workers=options.workers) as made:
         result = uvloop.run(run(made, options.jobs, options.rounds))
-    report.show("lifecycle", result, as_json=options.json)
+    report.show("lifecycle", result, options, at_least={"ratio": 0.6})
 
 
 if __name__ == "__main__":

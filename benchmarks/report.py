@@ -1,5 +1,6 @@
 """What every benchmark prints last: one JSON object, stamped with machine and versions."""
 
+import argparse
 import importlib.metadata
 import json
 import os
@@ -58,9 +59,37 @@ def percentile(values: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, max(0, int(len(ordered) * share)))]
 
 
-def show(title: str, result: dict[str, Any], *, as_json: bool) -> None:
-    """A line for people unless only JSON is wanted; the JSON object is always the last line."""
-    if not as_json:
+def arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The options that all benchmarks have, and those of ``parser``."""
+    parser.add_argument("--json", action="store_true", help="print the JSON object only")
+    parser.add_argument("--check", action="store_true", help="exit 1 when a promised figure is not reached")
+    return parser.parse_args()
+
+
+def show(
+    title: str,
+    result: dict[str, Any],
+    options: argparse.Namespace,
+    *,
+    at_least: dict[str, float] | None = None,
+    at_most: dict[str, float] | None = None,
+) -> None:
+    """A line for people unless only JSON is wanted; the JSON object is always the last line.
+
+    Args:
+        at_least: what is promised, by key of ``result``; a key whose value is None (no yardstick) cannot be judged.
+        at_most: the same for what must stay small.
+    """
+    kept = {f"{key} >= {bound:g}": _holds(result[key], bound, 1) for key, bound in (at_least or {}).items()}
+    kept |= {f"{key} <= {bound:g}": _holds(result[key], bound, -1) for key, bound in (at_most or {}).items()}
+    result = {**result, "promised": kept}
+    if not options.json:
         facts = {k: v for k, v in result.items() if k not in ("versions", "machine")}
         print(f"{title}: " + ", ".join(f"{k}={v}" for k, v in facts.items()))
     print(json.dumps(result))
+    if options.check and not all(held is True for held in kept.values()):
+        raise SystemExit(1)
+
+
+def _holds(value: float | None, bound: float, sign: int) -> bool | None:
+    return None if value is None else sign * (value - bound) >= 0
