@@ -23,7 +23,6 @@ from nats import errors
 from jm_nats.acks import Meta, ack, ack_sync, keep_alive, meta, nak, term
 from jm_nats.errors import (
     AgentError,
-    AgentUnavailableError,
     ConsumerGoneError,
     NoSuchConsumerError,
     NoSuchStreamError,
@@ -310,7 +309,7 @@ class PullReader:
                 continue  # resume, or the reconnect, wakes us
             try:
                 await self._once_more()
-            except (AgentUnavailableError, errors.Error, OSError) as problem:
+            except (AgentError, errors.Error, OSError) as problem:
                 log.debug("pull of %s/%s: %s", self.stream, self.consumer, problem)
                 self._turned_away(in_doubt=False)
 
