@@ -26,7 +26,8 @@ SELECT count(*) FROM (
 -- name: assign
 -- Move the $6 oldest of these handlers' jobs, due between $7 and $8 seconds from now, into bucket $5: new dispatch
 -- number, outbox rows and the run messages themselves, as text. One message per 200 jobs, per 256 KiB, and per due
--- second for what is due later than $9 seconds from now.
+-- second for what is due later than $9 seconds from now. What is picked is locked and waits: asking for status = 1 again
+-- would let the planner, when it believes that hardly anything waits, read the whole backlog for every job moved.
 WITH term AS MATERIALIZED (
     SELECT FROM jobmaster.leader WHERE term = $1 FOR SHARE
 ), picked AS MATERIALIZED (
@@ -41,7 +42,7 @@ WITH term AS MATERIALIZED (
      ORDER BY due.run_at LIMIT $6
 ), moved AS (
     UPDATE jobmaster.job AS j SET status = 2, bucket_id = $5, dispatch = j.dispatch + 1
-      FROM picked WHERE j.id = picked.id AND j.status = 1
+      FROM picked WHERE j.id = picked.id
     RETURNING j.id, j.dispatch, j.run_at,
               json_build_array(j.id, j.handler, j.args, j.dispatch, j.attempt + 1, j.max_attempts + j.excused,
                                extract(epoch FROM j.run_at), j.timeout_s, j.metadata, j.trace)::text AS run

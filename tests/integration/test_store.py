@@ -16,6 +16,7 @@ from jm_core.placement import Share
 from jm_core.save_plan import group_jobs, parts_of
 from jm_master.config import PostgresConfig
 from jm_master.database import Database
+from jm_master.dispatch_store import LONG_AGO_S, DispatchStore
 from jm_master.pg_errors import RowRefusedError
 from jm_master.record_store import Recorded, RecordStore
 from jm_master.save_store import Refusal, SaveBatch, Saved, SaveStore, TermLost, outgoing_of
@@ -191,3 +192,17 @@ async def test_the_common_statements_find_their_rows_by_the_primary_key(saves, r
         plan = str(await statement.explain(TERM, ["w"], f"{{{new_id()}}}", "{1}", "{1.0}", "{1.0}", "{1}", [], 1))
     assert "job_pkey" in plan
     assert "Seq Scan on job" not in plan
+
+
+async def test_moving_jobs_finds_them_by_the_primary_key_though_none_waited_when_postgres_last_looked(
+    saves, records, database_of_ours, db
+):
+    """Believing that nothing waits it read the whole backlog for every job it moved: minutes for a burst of 100,000."""
+    jobs = await given(saves, 60)
+    await records.record_successes([success(job) for job in jobs], [0] * len(jobs), ["w"])
+    await db.execute("ANALYZE job")
+    sql = DispatchStore(database_of_ours, TERM)._sql["assign"]
+    async with database_of_ours.connection() as connection:
+        statement = await connection.prepare(sql)
+        plan = str(await statement.explain(TERM, "default", 4, ["h"], "b1", 1000, LONG_AGO_S, 1.5, 1.5))
+    assert "job_pkey" in plan
