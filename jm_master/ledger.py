@@ -112,7 +112,7 @@ class Ledger:
         else:
             free = {load.bucket: self._credit(load, now_s) for load in loads}
         if newcomers and (lane, priority) in self.backlogs:
-            free = {bucket: credit // 2 for bucket, credit in free.items()}
+            free = {bucket: (credit + 1) // 2 for bucket, credit in free.items()}
         return split(count, free)
 
     def capacity_per_s(self, lane: str, priority: Priority, handler: str) -> float:

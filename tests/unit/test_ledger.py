@@ -123,3 +123,12 @@ def test_the_ledger_starts_from_what_postgres_says():
     ledger.seed([("w-3", 0, 1_000), ("w-3", 5_000, 7)])
     assert offered(ledger) == {"w-3": BURST - 1_000}
     assert ledger.outstanding() == {"w-3": 1_000}
+
+
+def test_a_new_job_gets_the_last_free_place_although_others_wait_on_the_master():
+    """Half of one place is one: else a small worker's urgent jobs would all go round by the master."""
+    ledger = Ledger(view_of("w"))
+    ledger.backlogs = {("default", Priority.MEDIUM)}
+    ledger.give("w-3", BURST - 1, now_s=0.0)
+    (share,) = ledger.offer("default", Priority.MEDIUM, "h", 5, later=False, now_s=0.0, newcomers=True)
+    assert share.count == 1
