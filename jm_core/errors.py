@@ -1,5 +1,8 @@
 """The error tree. Every message says what, which, limit, remedy; the same facts are fields."""
 
+import math
+from collections.abc import Mapping
+
 from jm_core import limits
 
 
@@ -46,6 +49,17 @@ class InvalidNameError(JmError, ValueError):
 
 class InvalidSettingError(JmError, ValueError):
     """A setting that contradicts another or its own bounds; refused before anything starts."""
+
+
+def check_finite(settings: Mapping[str, object]) -> None:
+    """Refuse NaN, which passes every comparison with a bound, and infinity, of which no timer can be made.
+
+    Raises:
+        InvalidSettingError
+    """
+    for name, value in settings.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InvalidSettingError(f"{name} is {value}; it must be a finite number")
 
 
 class IllegalMoveError(JmError):

@@ -5,7 +5,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from jm_core import limits
-from jm_core.errors import InvalidSettingError
+from jm_core.errors import InvalidSettingError, check_finite
 from jm_master.queries import DEFAULT_SCHEMA, parse_schema
 
 SCHEMES: Final = ("postgres", "postgresql")
@@ -35,6 +35,7 @@ class PostgresConfig:
     command_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
+        check_finite({name: getattr(self, name) for name in self.__dataclass_fields__})
         parse_schema(self.schema)
         _check_dsn(self.dsn)
         for name in ("connections_max", "connect_timeout_s", "command_timeout_s"):
@@ -106,6 +107,7 @@ class CoordinatorConfig:
     auto_migrate: bool = True
 
     def __post_init__(self) -> None:
+        check_finite({name: getattr(self, name) for name in self.__dataclass_fields__})
         for name in ("lease_s", "transient_threshold_s", "save_workers", "save_batch_jobs", "record_batch_events"):
             if getattr(self, name) <= 0:
                 raise InvalidSettingError(f"{name} is {getattr(self, name)}; it must be greater than 0")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, Self
 from urllib.parse import unquote, urlsplit
 
-from jm_core.errors import InvalidSettingError
+from jm_core.errors import InvalidSettingError, check_finite
 
 DEFAULT_SERVER: Final = "nats://127.0.0.1:4222"
 DEFAULT_PORT: Final = 4222
@@ -65,6 +65,7 @@ class NatsConfig:
     pending_bytes_max: int = 64 * 1024 * 1024
 
     def __post_init__(self) -> None:
+        check_finite({name: getattr(self, name) for name in self.__dataclass_fields__})
         found = [_parse_server(number, text) for number, text in enumerate(self.servers, 1)]
         if not found:
             raise InvalidSettingError(f"no NATS server given; set JM_NATS_URL, for example to {DEFAULT_SERVER}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import uuid_utils
 
 from jm_core import limits
-from jm_core.errors import InvalidSettingError
+from jm_core.errors import InvalidSettingError, check_finite
 from jm_core.ids import parse_name
 from jm_core.model import Priority
 
@@ -50,6 +50,7 @@ class WorkerConfig:
     replicas: int = 1
 
     def __post_init__(self) -> None:
+        check_finite({name: getattr(self, name) for name in self.__dataclass_fields__})
         parse_name("worker", self.worker_id)
         for lane in self.lanes:
             parse_name("lane", lane)
