@@ -1,6 +1,5 @@
 """``jm submit``: one job from the command line, or many from a file."""
 
-import sys
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -8,6 +7,7 @@ import typer
 
 from jm_cli.exits import UsageError
 from jm_cli.options import expanded
+from jm_cli.piped import piped_in
 from jm_cli.render import json_text, print_json, print_line, say
 from jm_cli.running import ClientOptions, run_briefly
 from jm_cli.settings import PRIORITY_NAMES, JsonFlag
@@ -170,7 +170,7 @@ def _raw_args(text: str | None) -> Any:
     if text is None:
         return None
     typed = text.encode("utf-8", "surrogateescape")
-    raw = sys.stdin.buffer.read(limits.MESSAGE_BYTES_MAX) if text == "-" else typed
+    raw = piped_in().read(limits.MESSAGE_BYTES_MAX) if text == "-" else typed
     try:
         return msgspec.json.decode(raw, type=msgspec.Raw)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from jm_cli.exits import CliError, ExitCode, UsageError, exit_code_of
 from jm_cli.ndjson import BadLineError, read_jobs
+from jm_cli.piped import piped_in
 from jm_cli.plain_text import safe
 from jm_cli.render import print_json, print_line, say
 from jm_cli.running import ClientOptions, run_briefly
@@ -158,7 +159,7 @@ def _say_rejected(receipts: "list[Receipt]", before: int) -> None:
 
 def _open(name: str) -> BinaryIO:
     if name == "-":
-        return sys.stdin.buffer
+        return piped_in()
     try:
         return Path(name).open("rb")
     except OSError as error:

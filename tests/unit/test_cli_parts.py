@@ -14,6 +14,7 @@ from jm_cli.exits import CliError, ExitCode, UsageError, exit_code_of, report
 from jm_cli.loading import load_app
 from jm_cli.logs import ConsoleFormatter, JsonFormatter
 from jm_cli.ndjson import BadLineError, read_jobs
+from jm_cli.piped import piped_in
 from jm_cli.plain_text import one_line
 from jm_cli.times import parse_delay, parse_instant
 from jm_core.errors import InvalidJobError, InvalidSettingError, JobFailedError, NoSuchJobError
@@ -343,3 +344,9 @@ def test_what_cannot_be_loaded_is_explained(here, target, part):
     with pytest.raises(UsageError) as caught:
         load_app(target)
     assert part in str(caught.value)
+
+
+def test_a_closed_stdin_is_told_from_an_empty_one(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UsageError, match="'-' reads stdin, which is closed"):
+        piped_in()
