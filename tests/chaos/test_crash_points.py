@@ -63,12 +63,13 @@ class Load:
         self._client = client
         self._accepted = accepted
         self._allowance = 0
+        self.enough = False
 
     def more(self, jobs: int = 150) -> None:
         self._allowance = len(self._accepted) + jobs
 
     async def submit(self) -> None:
-        while True:
+        while not self.enough:
             jobs = [handler.job({}) for handler in (counted, fail_once) for _ in range(5)]
             self._accepted += [receipt.job_id for receipt in await self._client.submit_many(jobs)]
             await asyncio.sleep(0.02 if len(self._accepted) < self._allowance else 0.2)
@@ -82,10 +83,9 @@ async def load(client: JobClient, accepted: list[str]) -> AsyncIterator[Load]:
     try:
         yield made
     finally:
-        task.cancel()
-        await asyncio.wait({task})
-        if not task.cancelled() and task.exception() is not None:
-            raise task.exception() or RuntimeError
+        # Not cancelled: a submit that is cut off may have stored jobs whose ids nobody has noted.
+        made.enough = True
+        await task
 
 
 @pytest.mark.chaos
