@@ -32,6 +32,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 # The last release that says it runs on Node 18 and 20.
 NPM_PACKAGES = ("@nats-io/transport-node", "@nats-io/jetstream")
 NPM_VERSION = "3.3.0"
+SYSTEM_AUTHORITIES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")  # Debian, Red Hat
 JS_TIMEOUT_S = 60.0
 GREET = {"handler": "greet", "args": {"name": "Ada"}}
 
@@ -244,12 +245,22 @@ def node_folder(request, tmp_path_factory) -> Path:
         try:
             options = ["--prefix", str(fresh), "--no-save", "--no-package-lock", "--no-audit", "--no-fund"]
             command = ["npm", "install", *options, *(f"{name}@{NPM_VERSION}" for name in NPM_PACKAGES)]
-            subprocess.run(command, cwd=fresh, check=True, capture_output=True, timeout=JS_TIMEOUT_S)
+            subprocess.run(
+                command, cwd=fresh, check=True, capture_output=True, timeout=JS_TIMEOUT_S, env=npm_environment()
+            )
             with suppress(OSError):  # another run was quicker
                 fresh.rename(ready)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
     return ready
+
+
+def npm_environment() -> dict[str, str]:
+    """As it is, and trusting what the system trusts, a company's own authority included (as uv does, pyproject.toml):
+    Node brings a list of its own, and in an empty environment nothing else tells it of the system's.
+    """
+    bundle = next((path for path in SYSTEM_AUTHORITIES if Path(path).exists()), None)
+    return {**({"NODE_EXTRA_CA_CERTS": bundle} if bundle else {}), **os.environ}
 
 
 @pytest.fixture(scope="module")
