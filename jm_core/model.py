@@ -89,6 +89,30 @@ class BucketStatus(StrEnum):
     DELETED = "deleted"
 
 
+class BucketKind(StrEnum):
+    PROPER = "proper"
+    FALLBACK = "fallback"  # stands in for a lane and priority that nobody serves
+
+
+class WorkerMode(StrEnum):
+    """What a process takes part in."""
+
+    FULL = "full"  # runs jobs, adopts lost buckets, and is a coordinator too
+    EXECUTION = "execution"  # runs jobs and adopts lost buckets
+    DRAIN = "drain"  # adopts and drains lost buckets, runs nothing
+    COORDINATOR = "coordinator"
+
+
+class WorkerState(StrEnum):
+    """What a worker is doing, as its heartbeat says."""
+
+    SERVING = "serving"
+    FENCED = "fenced"  # its lease is in doubt: it starts nothing
+    DRAINING = "draining"  # told to take no more; running jobs end in their own time
+    STOPPING = "stopping"
+    HALTED = "halted"  # fail-stop: see its reasons
+
+
 class BucketEvent(StrEnum):
     RETIRE = "retire"
     LEASE_LOST = "lease_lost"

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from jm_core import limits
-from jm_core.model import AttemptOutcome, ReturnReason
+from jm_core.model import AttemptOutcome, BucketKind, ReturnReason, WorkerMode, WorkerState
 from jm_core.retry import Backoff
 
 HEADER_RECEIPT_TO: Final = "Jm-Receipt-To"
@@ -65,6 +65,7 @@ class Run(Struct, array_like=True, gc=False):
     timeout_s: float
     metadata: dict[str, str] | None = None
     trace: str | None = None
+    losses: int = 0  # workers that died with it; from the first on it is announced before it is called (DESIGN 7)
 
 
 class Started(Struct, array_like=True, tag="s", gc=False):
@@ -163,8 +164,13 @@ class HandlerDefaults(Struct, frozen=True, omit_defaults=True):
     seen_at: float = 0.0
 
 
-class BucketRecord(Struct, frozen=True):
-    """Registry entry of one bucket, changed only by compare-and-set on its revision."""
+class BucketRecord(Struct, frozen=True, omit_defaults=True):
+    """Registry entry of one bucket, changed only by compare-and-set on its revision.
+
+    ``worker`` and ``incarnation`` are the owner's: who opened it, or, while it is drained, who adopted it; ``origin`` is
+    then who opened it. A fallback bucket takes jobs of ``lane`` and priority ``serves``, which nobody else does, and
+    runs them at ``priority``; ``reason`` says why it is there, or why it was taken from its owner.
+    """
 
     bucket: str
     worker: str
@@ -175,6 +181,19 @@ class BucketRecord(Struct, frozen=True):
     status: str
     weight: int = 1
     opened_at: float = 0.0
+    origin: str = ""
+    kind: BucketKind = BucketKind.PROPER
+    serves: int = 0
+    reason: str = ""
+    changed_at: float = 0.0  # of the status, by the clock of who changed it: for people
+
+    @property
+    def serves_priority(self) -> int:
+        return self.serves or self.priority
+
+    @property
+    def opener(self) -> str:
+        return self.origin or self.worker
 
 
 class WorkerRecord(Struct, frozen=True):
@@ -193,6 +212,13 @@ class WorkerRecord(Struct, frozen=True):
     loop_lag_s: float = 0.0
     clock_offset_s: float = 0.0
     beat_at: float = 0.0
+    mode: WorkerMode = WorkerMode.EXECUTION
+    state: WorkerState = WorkerState.SERVING
+    health: str = "healthy"  # jm_core.health.Health
+    reasons: list[str] = []  # why it is not
+    finished: int = 0  # attempts ended since it started
+    draining: list[str] = []  # buckets that it has adopted
+    priorities: list[int] = []  # that it serves
 
 
 encode = msgspec.json.Encoder().encode
