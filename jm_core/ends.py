@@ -90,7 +90,7 @@ def _sort_other(event: wire.Event, place: int, out: Sorted) -> None:
             out.started_batches.append(place)
         case wire.Progress():
             out.progress.append(event)
-        case wire.Returned(reason=ReturnReason.LOST):
+        case wire.Returned(reason=ReturnReason.LOST | ReturnReason.ABANDONED):
             out.lost.append(event)
             out.lost_batches.append(place)
         case _:
@@ -151,14 +151,14 @@ def _end_of_finished(event: wire.Finished) -> End:
 def after_loss(held: Held, policy: Backoff, *, now_s: float, u: float) -> End:
     """What becomes of a job whose worker died.
 
-    A start that was seen counts as an attempt. One that was not costs none, but a job that again and again kills its
-    worker before it is seen to start would go round for ever: at ``LOSSES_MAX`` it is quarantined.
+    A start that was seen counts as an attempt, and is made up for at once the first time: most workers die of
+    something else than the job (P4). From the second loss on it waits as after a failure.
+
+    A start that was not seen costs no attempt. It counts as a loss the first time only: a job with a loss is announced
+    before its handler is called, so that from then on a job that was not seen to start had no part in the death.
     """
     if held.started_at is None:
-        if held.losses + 1 < limits.LOSSES_MAX:
-            return End(held.id, held.dispatch, 0, JobStatus.ON_MASTER, losses=1)
-        reason = f"its worker died {held.losses + 1} times before it was seen to start"
-        return End(held.id, held.dispatch, 0, JobStatus.QUARANTINED, finished_at=now_s, error=reason, losses=1)
+        return End(held.id, held.dispatch, 0, JobStatus.ON_MASTER, losses=0 if held.losses else 1)
     next_step = after_failure(policy, attempt=held.attempt, max_attempts=held.max_attempts, u=u)
     gave_up = isinstance(next_step, GiveUp)
     return End(
@@ -170,9 +170,18 @@ def after_loss(held: Held, policy: Backoff, *, now_s: float, u: float) -> End:
         held.started_at,
         now_s,
         error="worker lost",
-        retry_in_s=None if isinstance(next_step, GiveUp) else next_step.delay_s,
+        retry_in_s=None if isinstance(next_step, GiveUp) else next_step.delay_s if held.losses else 0.0,
         losses=1,
     )
+
+
+def after_abandonment(held: Held, policy: Backoff, *, now_s: float, u: float) -> End:
+    """What becomes of a job that lay in the bucket of a worker that had closed it in order. It had no part in anything;
+    only a start that nobody reported the end of is treated as lost.
+    """
+    if held.started_at is None:
+        return End(held.id, held.dispatch, 0, JobStatus.ON_MASTER)
+    return after_loss(held, policy, now_s=now_s, u=u)
 
 
 def as_end(success: wire.Finished) -> End:

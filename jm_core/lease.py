@@ -1,5 +1,7 @@
 """Leadership as a lease that nobody's wall clock decides."""
 
+from typing import Final
+
 from msgspec import Struct
 
 from jm_core.ids import Term
@@ -38,6 +40,16 @@ def may_take_over(seen: Seen, *, now_s: float, lease_s: float) -> bool:
 def trusted_until_s(last_renewed_s: float, *, lease_s: float, margin_s: float) -> float:
     """Until when (monotonic) a leader may believe in itself after its last acknowledged renewal."""
     return last_renewed_s + lease_s - margin_s
+
+
+SELF_FENCE_S: Final = 2.0
+
+
+def self_fence_margin_s(lease_s: float) -> float:
+    """How long before its lease can end a worker stops trusting it: it starts nothing more, because from the end on
+    somebody else may (DESIGN 7). A fifth of a lease that is shorter than usual.
+    """
+    return min(SELF_FENCE_S, lease_s / 5)
 
 
 def is_newer(mine: Term, other: Term) -> bool:

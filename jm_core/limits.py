@@ -51,7 +51,12 @@ SCHEDULE_LEAD_S: Final = 1.5  # a scheduled message is aimed this early; the ser
 ASSIGN_BATCH_MAX: Final = 5_000
 SAVE_BATCH_JOBS: Final = 2_000
 REBALANCE_AFTER_S: Final = 5.0
-LOSSES_MAX: Final = 5  # workers that died with a job before it was seen to start; then it is quarantined
+SUSPECT_LOSSES: Final = 2  # workers that died with a job; from then on one such job at a time runs in a worker
+EXIT_GRACE_S: Final = 0.5  # what a handler that was cancelled at a stop may take to end
+SILENCE_SHARE: Final = 0.8  # of a lease: a worker heard of since is not gone, whatever became of its key
+ADOPTIONS_MAX: Final = 4  # buckets that one worker drains at the same time
+RECONCILE_S: Final = 30.0
+NO_BUCKET_THRESHOLD_S: Final = 150.0
 
 assert PACK_JOBS <= MESSAGE_JOBS_MAX
 assert ARGS_BYTES_MAX < MESSAGE_BYTES_MAX

@@ -128,4 +128,5 @@ class ReturnReason(StrEnum):
     DRAINED = "drained"  # graceful exit: it was held, not started
     INTERRUPTED = "interrupted"  # graceful exit: it was running and its budget ended
     REBALANCED = "rebalanced"  # waited unstarted while another worker of the lane is free
-    LOST = "lost"  # its worker died before the job was seen to start
+    LOST = "lost"  # it lay in the bucket of a worker that died: the record says what that costs
+    ABANDONED = "abandoned"  # it lay in the bucket of a worker that had closed it and gone

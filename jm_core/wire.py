@@ -167,9 +167,9 @@ class HandlerDefaults(Struct, frozen=True, omit_defaults=True):
 class BucketRecord(Struct, frozen=True, omit_defaults=True):
     """Registry entry of one bucket, changed only by compare-and-set on its revision.
 
-    ``worker`` and ``incarnation`` are the owner's: who opened it, or, while it is drained, who adopted it; ``origin`` is
-    then who opened it. A fallback bucket takes jobs of ``lane`` and priority ``serves``, which nobody else does, and
-    runs them at ``priority``; ``reason`` says why it is there, or why it was taken from its owner.
+    ``worker`` and ``incarnation`` are the owner's: who opened it, or who drains it; ``origin`` is then who opened it.
+    A fallback bucket takes jobs of ``lane`` and priority ``serves``, which nobody else does, and runs them at
+    ``priority``; ``reason`` says why it is there, or why it was taken from its owner.
     """
 
     bucket: str
@@ -186,6 +186,8 @@ class BucketRecord(Struct, frozen=True, omit_defaults=True):
     serves: int = 0
     reason: str = ""
     changed_at: float = 0.0  # of the status, by the clock of who changed it: for people
+    was_lost: bool = False  # taken from its owner; else its owner left it
+    returned: int = 0  # jobs that its adopter found in its stream
 
     @property
     def serves_priority(self) -> int:

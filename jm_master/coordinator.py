@@ -19,11 +19,11 @@ from jm_master.config import CoordinatorConfig, PostgresConfig
 from jm_master.database import Database
 from jm_master.leader import Leader
 from jm_master.leadership import Leadership
-from jm_master.lost import Watch
 from jm_master.migrate import migrate
 from jm_master.pg_errors import StoreUnavailableError
 from jm_master.registry import Registry
 from jm_master.terms import LostTermError
+from jm_master.watch import Watch
 from jm_nats.connection import connect
 from jm_nats.kv import CasKv
 from jm_nats.provision import ensure_cluster
@@ -81,8 +81,12 @@ class Coordinator:
                 self.registry = Registry(link, self.names, lease_s=self.config.lease_s)
                 tasks.start_soon(self.registry.run)
                 await self.registry.ready.wait()
+                watch = Watch(self.config.lease_s)
+                link.on_disconnect(watch.blind)
+                link.on_reconnect(watch.blind)
+                tasks.start_soon(watch.run, self.registry.probe)
                 self.ready.set()
-                await self._lead_again_and_again(link, database)
+                await self._lead_again_and_again(link, database, watch)
 
     @staticmethod
     async def _cancel_when(stop: asyncio.Event, scope: anyio.CancelScope) -> None:
@@ -104,10 +108,7 @@ class Coordinator:
             else:
                 return
 
-    async def _lead_again_and_again(self, link: NatsLink, database: Database) -> None:
-        watch = Watch(self.config.lease_s)
-        link.on_disconnect(watch.blind)
-        link.on_reconnect(watch.blind)
+    async def _lead_again_and_again(self, link: NatsLink, database: Database, watch: Watch) -> None:
         backoff = Backoff(first_s=0.5, cap_s=10.0)
         while True:
             began_s = time.monotonic()

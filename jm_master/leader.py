@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from jm_core.ids import Term
     from jm_master.config import CoordinatorConfig
     from jm_master.database import Database
-    from jm_master.lost import Watch
     from jm_master.registry import Registry
+    from jm_master.watch import Watch
     from jm_nats.connection import NatsLink
     from jm_nats.subjects import Names
 

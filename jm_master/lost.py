@@ -1,72 +1,52 @@
-"""Buckets whose worker is gone: their jobs go back to the master, their stream goes away, a tombstone stays.
+"""Buckets whose worker is gone: taken from it, left to a survivor to drain, and carried out once they are empty.
 
-Interim: here the coordinator itself takes back what a lost bucket held. Adoption by a surviving worker (DESIGN 7)
-will replace ``Undertaker._return_rows`` for buckets whose stream can still be read; the watch over who is lost stays.
+What to do about a bucket is decided by ``jm_core.ownership.care_for``; here it is done. A worker drains it where one
+lives (DESIGN 7). Where none does, or none takes it up within a lease, the coordinator takes its jobs back by the record
+alone, which needs no stream.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, assert_never
 
 import anyio
 
-from jm_core.ends import End
-from jm_core.model import BucketStatus, JobStatus
+from jm_core.model import BucketStatus
+from jm_core.ownership import ADOPTABLE, CarryOut, DrainBySelf, MarkLost, adopted, care_for, lost
 from jm_core.wire import BucketRecord
+from jm_master.applied import events_recorded
 from jm_master.queries import named
 from jm_master.record_store import held_of
 from jm_master.terms import LostTermError
-from jm_nats.errors import AgentError, NoSuchStreamError
+from jm_nats.crashpoints import reach
+from jm_nats.errors import AgentError
 from jm_nats.provision import delete_bucket, delete_consumer
-from jm_nats.subjects import RECORDER_CONSUMER, RUN_CONSUMER
+from jm_nats.subjects import RUN_CONSUMER
 
 if TYPE_CHECKING:
-    from jm_core.ends import Held
+    from collections.abc import Awaitable, Callable
+
     from jm_core.ids import Term
+    from jm_core.ownership import Care
     from jm_master.database import Database
     from jm_master.ledger import Ledger
     from jm_master.recorder import Recorder
     from jm_master.registry import Registry
+    from jm_master.watch import Watch
     from jm_nats.connection import NatsLink
     from jm_nats.subjects import Names
 
 log = logging.getLogger(__name__)
 
-SWEEP_MAX_S: Final = 1.0
-EVENTS_POLL_S: Final = 0.05
 ROWS_MAX: Final = 2_000
-LOST: Final = BucketStatus.LOST.value
-DONE: Final = {BucketStatus.READY_TO_DRAIN.value, BucketStatus.READY_TO_DELETE.value}
-
-
-class Watch:
-    """Whether our own observation allows to call anybody lost (DESIGN 7, blind time).
-
-    Silence while NATS or we ourselves were away says nothing: all keys may have expired together. So nobody is called
-    lost before one full lease of unbroken observation.
-    """
-
-    def __init__(self, lease_s: float) -> None:
-        self.sweep_s = min(SWEEP_MAX_S, lease_s / 10)
-        self.lease_s = lease_s
-        self._since_s: float | None = None
-        self._looked_s = 0.0
-
-    def blind(self) -> None:
-        self._since_s = None
-
-    def may_judge(self, *, now_s: float) -> bool:
-        """To be asked at every look: a long time between two means that we were frozen ourselves."""
-        if self._since_s is None or now_s - self._looked_s > self.lease_s / 2:
-            self._since_s = now_s
-        self._looked_s = now_s
-        return now_s - self._since_s >= self.lease_s
+HOLDER: Final = "coordinator"  # stands as the worker of a bucket that the leader drains itself
 
 
 class Undertaker:
-    """Finds buckets whose time is over and carries them out."""
+    """Looks after every bucket that does not simply serve."""
 
     def __init__(
         self,
@@ -91,42 +71,116 @@ class Undertaker:
         self._term = term
         self._sql = named("bucket", database.schema)
         self._strays_before: set[str] = set()
+        self._waiting_since: dict[str, tuple[str, float]] = {}  # bucket: status, and when it was first seen in it
 
     async def run(self) -> None:
-        """Until cancelled. NATS being away costs passes, not the process."""
+        """Until cancelled. NATS being away costs passes, not the process.
+
+        Raises:
+            LostTermError: somebody else leads.
+        """
         strays_at_s = time.monotonic() + self._watch.lease_s
         while True:
-            await self._registry.worker_gone.wait(self._watch.sweep_s)
+            await self._registry.attention.wait(self._watch.sweep_s)
             now_s = time.monotonic()
-            may_judge = self._watch.may_judge(now_s=now_s)
             try:
-                await self._bury_all(self._done(), "drained")
-                if may_judge:
-                    await self._bury_all(self._orphans(), "lost")
-                if may_judge and now_s >= strays_at_s:
+                await self.look_once()
+                if self._watch.may_judge(now_s=now_s) and now_s >= strays_at_s:
                     strays_at_s = now_s + self._watch.lease_s
                     await self._bury_strays()
             except* AgentError as errors:
-                log.warning("lost buckets wait for NATS", extra={"problem": str(errors.exceptions[0])})
+                log.warning("left buckets wait for NATS", extra={"problem": str(errors.exceptions[0])})
 
-    def _done(self) -> list[str]:
-        return [bucket for bucket, record in self._view.buckets.items() if record.status in DONE]
-
-    def _orphans(self) -> list[str]:
-        """Also what an earlier leader, or an earlier pass, has taken and not carried out, whoever lives again."""
-        buckets = self._view.buckets.items()
-        return [bucket for bucket, record in buckets if record.status == LOST or self._view.is_orphan(record)]
-
-    async def _bury_all(self, buckets: list[str], reason: str) -> None:
+    async def look_once(self) -> None:
+        """One pass over all buckets: decide, and do it."""
+        now_s = time.monotonic()
+        may_judge = self._watch.may_judge(now_s=now_s)
+        cares = [care for record in list(self._view.buckets.values()) if (care := self._care(record, now_s, may_judge))]
+        for bucket in self._waiting_since.keys() - self._view.buckets.keys():
+            del self._waiting_since[bucket]
+        if not cares:
+            return
         async with anyio.create_task_group() as tasks:
-            for bucket in buckets:
-                tasks.start_soon(self._bury_registered, bucket, reason)
+            for care in cares:
+                tasks.start_soon(self._apart, care.bucket, partial(self._do, care))
+
+    def _care(self, record: BucketRecord, now_s: float, may_judge: bool) -> Care | None:  # noqa: FBT001
+        status, since_s = self._waiting_since.get(record.bucket, ("", now_s))
+        if status != record.status:
+            since_s = now_s
+            self._waiting_since[record.bucket] = (record.status, now_s)
+        return care_for(
+            record,
+            self._registry.silence(record.worker, now_s=now_s),
+            waited_s=now_s - since_s,
+            adopters=self._view.has_adopters(),
+            may_judge=may_judge,
+            lease_s=self._watch.lease_s,
+        )
+
+    async def _apart(self, bucket: str, work: Callable[[], Awaitable[None]]) -> None:
+        """One that cannot be helped now must not hold up the others."""
+        try:
+            await work()
+        except AgentError as error:
+            log.warning("bucket waits for NATS", extra={"bucket": bucket, "problem": str(error)})
+
+    async def _do(self, care: Care) -> None:
+        match care:
+            case MarkLost():
+                await self._mark_lost(care.bucket)
+            case DrainBySelf():
+                await self._drain_by_self(care.bucket)
+            case CarryOut():
+                record = self._view.buckets.get(care.bucket)
+                if record is not None:
+                    await self._carry_out(record)
+            case _:
+                assert_never(care)
+
+    async def _mark_lost(self, bucket: str) -> None:
+        """Judged once more by asking, then by compare-and-set on what was judged: an owner that lives wins."""
+
+        def mark(record: BucketRecord) -> BucketRecord | None:
+            silence = self._registry.silence(record.worker, now_s=time.monotonic())
+            care = care_for(record, silence, waited_s=0.0, adopters=True, may_judge=True, lease_s=self._watch.lease_s)
+            if not isinstance(care, MarkLost):
+                return None
+            how = "took its key away" if silence.resigned else f"was silent for {silence.silent_s:.1f} s"
+            if silence.present is not None:
+                how = "was started anew"
+            return lost(record, reason=f"worker {record.worker} {how}", now_s=time.time())
+
+        record = self._view.buckets.get(bucket)
+        if record is None:
+            return
+        await self._registry.ask_for(record.worker)
+        marked = await self._registry.change(bucket, mark)
+        if marked is not None:
+            log.warning("bucket lost", extra={"bucket": bucket, "worker": marked.opener, "reason": marked.reason})
+            reach("lost.after_mark")
+
+    async def _drain_by_self(self, bucket: str) -> None:
+        def take(record: BucketRecord) -> BucketRecord | None:
+            if record.status not in ADOPTABLE:
+                return None  # a worker was quicker
+            return adopted(record, worker=HOLDER, incarnation=f"term-{self._term}", now_s=time.time())
+
+        record = await self._registry.change(bucket, take)
+        if record is not None:
+            log.info("no worker drains it, the record does", extra={"bucket": bucket, "worker": record.opener})
+            await self._carry_out(record)
+
+    async def _carry_out(self, record: BucketRecord) -> None:
+        await self._bury(record, "lost" if record.was_lost else "drained")
+        await self._registry.remove_bucket(record.bucket)
 
     async def _bury_strays(self) -> None:
         """An owner nobody has ever seen counts as dead. Twice missing, because a row may be older than the look."""
         strays = await self._strays()
         for bucket in strays & self._strays_before:
-            await self._bury(_unknown(bucket), "unknown")
+            unknown = BucketRecord(bucket, "", "", "", 0, 0, BucketStatus.LOST, was_lost=True)
+            await self._apart(bucket, partial(self._bury, unknown, "unknown"))
         self._strays_before = strays
 
     async def _strays(self) -> set[str]:
@@ -135,58 +189,35 @@ class Undertaker:
         strays = {str(row["bucket_id"]) for row in rows} - self._view.buckets.keys()
         return {bucket for bucket in strays if not await self._registry.has_bucket(bucket)}
 
-    async def _bury_registered(self, bucket: str, reason: str) -> None:
-        """First the epoch: from here on the old owner, should it be alive, knows that the bucket is not its own."""
-        taken = await self._registry.take_over(bucket, unless_alive=reason == "lost")
-        if taken is not None:
-            await self._bury(taken, reason)
-            await self._registry.remove_bucket(bucket)
-
     async def _bury(self, record: BucketRecord, reason: str) -> None:
-        """Hand back what the bucket held, then let it go. Each step is safe to repeat by the next leader."""
+        """Hand back what the record still says is in it, then let it go. Each step is safe to repeat by the next
+        leader.
+        """
         bucket = record.bucket
         level = logging.INFO if reason == "drained" else logging.WARNING
-        log.log(level, "bucket ends", extra={"bucket": bucket, "worker": record.worker, "reason": reason})
         await delete_consumer(self._link, self._names.bucket_stream(bucket), RUN_CONSUMER)
-        await self._events_recorded()
-        returned = await self._return_rows(bucket, record.worker, was_lost=reason != "drained")
+        await events_recorded(self._link, self._names)
+        returned = await self._return_rows(record)
         await delete_bucket(self._link, self._names, bucket)
         await self._tombstone(record, reason, returned)
         self._ledger.forget(bucket)
+        log.log(
+            level,
+            "bucket ends",
+            extra={"bucket": bucket, "worker": record.opener, "reason": reason, "jobs": record.returned + returned},
+        )
 
-    async def _events_recorded(self) -> None:
-        """Wait until the recorder has applied what was reported by now: a finished job must not run again."""
-        stream = self._names.events_stream
-        try:
-            info = await self._link.api(f"STREAM.INFO.{stream}")
-            last = info["state"]["last_seq"]
-            while await self._applied_seq(stream) < last:  # noqa: ASYNC110 - NATS has no event for it
-                await anyio.sleep(EVENTS_POLL_S)
-        except NoSuchStreamError:
-            return
-
-    async def _applied_seq(self, stream: str) -> int:
-        info = await self._link.api(f"CONSUMER.INFO.{stream}.{RECORDER_CONSUMER}")
-        idle = not info["num_pending"] and not info["num_ack_pending"]
-        return int(info["delivered"]["stream_seq"] if idle else info["ack_floor"]["stream_seq"])
-
-    async def _return_rows(self, bucket: str, worker: str, *, was_lost: bool) -> int:
+    async def _return_rows(self, record: BucketRecord) -> int:
         returned = 0
         while True:
             rows = await self._database.ride_out(
-                lambda: self._database.fetch(self._sql["load_bucket"], bucket, ROWS_MAX)
+                lambda: self._database.fetch(self._sql["load_bucket"], record.bucket, ROWS_MAX)
             )
             if not rows:
                 return returned
-            held = [held_of(row) for row in rows]
-            ends = [self._end_of(job, was_lost=was_lost) for job in held]
-            await self._recorder.record_apart(ends, bucket=bucket, worker=worker)
+            ends = [self._recorder.end_of_left(held_of(row), was_lost=record.was_lost) for row in rows]
+            await self._recorder.record_apart(ends, bucket=record.bucket, worker=record.opener)
             returned += len(ends)
-
-    def _end_of(self, held: Held, *, was_lost: bool) -> End:
-        if was_lost or held.started_at is not None:
-            return self._recorder.end_of_lost(held)
-        return End(held.id, held.dispatch, 0, JobStatus.ON_MASTER)  # came after its worker had closed the door
 
     async def _tombstone(self, record: BucketRecord, reason: str, returned: int) -> None:
         row = await self._database.ride_out(
@@ -194,18 +225,14 @@ class Undertaker:
                 self._sql["bury_bucket"],
                 self._term,
                 record.bucket,
-                record.worker,
+                record.opener,
                 record.lane,
                 record.priority,
                 record.epoch,
                 reason,
-                returned,
+                record.returned + returned,
                 record.opened_at,
             )
         )
         if row is None or not row["terms"]:
             raise LostTermError(self._term)
-
-
-def _unknown(bucket: str) -> BucketRecord:
-    return BucketRecord(bucket, "", "", "", 0, 0, BucketStatus.LOST)

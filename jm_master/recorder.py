@@ -16,8 +16,8 @@ import anyio
 from msgspec.structs import replace
 
 from jm_core import wire
-from jm_core.ends import End, after_loss, as_end, sort_events, storable
-from jm_core.model import JobStatus
+from jm_core.ends import End, after_abandonment, after_loss, as_end, sort_events, storable
+from jm_core.model import JobStatus, ReturnReason
 from jm_core.retry import DEFAULT_BACKOFF
 from jm_master.in_hand import InHand
 from jm_master.pg_errors import RowRefusedError
@@ -156,7 +156,10 @@ class Recorder:
         returned = {event.id: (event, place) for event, place in zip(events.lost, events.lost_batches, strict=True)}
         ids, dispatches = list(returned), [event.dispatch for event, _ in returned.values()]
         held = await self._database.ride_out(lambda: self._store.load_held(ids, dispatches))
-        ends = [self.end_of_lost(_as_reported(row, returned[row.id][0])) for row in held]
+        ends = [
+            self.end_of_left(_as_reported(row, event), was_lost=event.reason is ReturnReason.LOST)
+            for row, event in [(row, returned[row.id][0]) for row in held]
+        ]
         if ends:
             await self._record_ends(batch, ends, [returned[end.id][1] for end in ends])
 
@@ -165,10 +168,12 @@ class Recorder:
         report = wire.EventBatch(bucket, 0, worker, [])
         await self._record_ends(Batch([], [report]), ends, [0] * len(ends))
 
-    def end_of_lost(self, held: Held) -> End:
+    def end_of_left(self, held: Held, *, was_lost: bool) -> End:
+        """Of a job that its worker left behind, dead or gone in order."""
         known = self._view.handlers.get(held.handler)
         policy = known.backoff if known else DEFAULT_BACKOFF
-        return after_loss(held, policy, now_s=time.time(), u=random.random())
+        after = after_loss if was_lost else after_abandonment
+        return after(held, policy, now_s=time.time(), u=random.random())
 
     async def _record_started(self, batch: Batch, events: Sequence[wire.Started], places: Sequence[int]) -> None:
         async def refused(event: wire.Started, _: int, problem: str) -> None:

@@ -11,10 +11,10 @@ import time
 from typing import TYPE_CHECKING, Final, assert_never
 
 import anyio
-from msgspec.structs import replace
 
 from jm_core import wire
 from jm_core.model import BucketStatus
+from jm_core.ownership import Silence
 from jm_master.registry_view import RegistryView
 from jm_master.wake import Wake
 from jm_nats.errors import AgentError
@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 HANDLER_PREFIX: Final = "handler."
 LOOK_S: Final = 1.0
+FORGET_LEASES: Final = 100
+PROBE_KEY: Final = "probe"  # nobody's: a worker of this name would do no harm
 
 
 class Registry:
@@ -40,12 +42,14 @@ class Registry:
     def __init__(self, link: NatsLink, names: Names, *, lease_s: float) -> None:
         self.view = RegistryView()
         self.ready = anyio.Event()  # the first picture is complete
-        self.worker_gone = Wake()
+        self.attention = Wake()  # a worker went, or a bucket is in nobody's hands
         self._workers = CasKv(link, names.workers_kv)
         self._buckets = CasKv(link, names.buckets_kv)
         self._cluster = CasKv(link, names.cluster_kv)
         self._lease_s = lease_s
         self._heard_s: dict[str, float] = {}
+        self._gone: dict[str, tuple[float, bool]] = {}  # worker: last heard of, and whether it took its key away
+        self._began_s = time.monotonic()
         self._missing_first = {"workers", "buckets", "cluster"}
 
     async def run(self) -> None:
@@ -56,8 +60,9 @@ class Registry:
             tasks.start_soon(self._follow, self._cluster, "cluster", self._put_cluster)
             tasks.start_soon(self._look_up_silent_workers)
 
-    async def take_over(self, bucket: str, *, unless_alive: bool) -> BucketRecord | None:
-        """Make the bucket ours: status ``lost``, a higher epoch. None: it is not ours to take, the view knows more now.
+    async def change(self, bucket: str, decide: Callable[[BucketRecord], BucketRecord | None]) -> BucketRecord | None:
+        """Read the bucket's record, let ``decide`` say what it should be, write it if nobody was quicker. None: it
+        stays as it is, and the view knows more now.
 
         Raises:
             AgentError: nobody can say at the moment.
@@ -66,17 +71,31 @@ class Registry:
         if entry is None:
             self.view.set_bucket(bucket, None, self.view.bucket_revisions.get(bucket, 0))
             return None
-        record = wire.decode_bucket(entry.value)
-        lost = BucketStatus.LOST.value
-        if unless_alive and record.status != lost and await self._is_alive(record):
+        self.view.set_bucket(bucket, entry.value, entry.revision)
+        wanted = decide(wire.decode_bucket(entry.value))
+        if wanted is None:
             return None
-        taken = replace(record, status=lost, epoch=record.epoch + 1)
-        match await self._buckets.update(bucket, wire.encode(taken), revision=entry.revision):
+        value = wire.encode(wanted)
+        match await self._buckets.update(bucket, value, revision=entry.revision):
             case Written(revision=revision):
-                self.view.set_bucket(bucket, wire.encode(taken), revision)
-                return taken
+                self.view.set_bucket(bucket, value, revision)
+                return wanted
             case Stale():
                 return None
+
+    def silence(self, worker: str, *, now_s: float) -> Silence:
+        """What we know of this worker. One that was never heard of is silent since we began to listen."""
+        heard_s, resigned = self._gone.get(worker, (self._began_s, False))
+        heard_s = self._heard_s.get(worker, heard_s)
+        return Silence(self.view.workers.get(worker), now_s - heard_s, resigned)
+
+    async def probe(self) -> None:
+        """Ask the heartbeats' KV something.
+
+        Raises:
+            AgentError: it does not answer.
+        """
+        await self._workers.get(PROBE_KEY)
 
     async def has_bucket(self, bucket: str) -> bool:
         return await self._buckets.get(bucket) is not None
@@ -84,13 +103,14 @@ class Registry:
     async def remove_bucket(self, bucket: str) -> None:
         await self._buckets.delete(bucket, revision=self.view.bucket_revisions[bucket])
 
-    async def _is_alive(self, record: BucketRecord) -> bool:
-        await self._ask_for(record.worker)
-        return not self.view.is_orphan(record)
+    async def ask_for(self, worker: str) -> None:
+        """Look it up, whatever the watch has brought so far.
 
-    async def _ask_for(self, worker: str) -> None:
-        entry = await self._workers.get(worker)
-        self._put_worker(worker, entry, 0)
+        Raises:
+            AgentError: nobody can say at the moment.
+        """
+        if worker:
+            self._put_worker(worker, await self._workers.get(worker), 0)
 
     async def _look_up_silent_workers(self) -> None:
         """Heartbeats come several times per lease: who was silent for longer has expired, or the watch is dead."""
@@ -100,7 +120,8 @@ class Registry:
             silent = [worker for worker, heard_s in self._heard_s.items() if heard_s < silent_since_s]
             try:
                 for worker in silent:
-                    await self._ask_for(worker)
+                    await self.ask_for(worker)
+                self._forget_long_gone()
             except AgentError as error:
                 log.debug("cannot look up a silent worker", extra={"problem": str(error)})
 
@@ -122,9 +143,11 @@ class Registry:
                     case Changed(entry=entry):
                         known.add(entry.key)
                         put(entry.key, entry, entry.revision)
-                    case Removed(key=key, revision=revision):
+                    case Removed(key=key, revision=revision, expired=expired):
                         known.discard(key)
                         put(key, None, revision)
+                        if kv is self._workers and not expired:
+                            self._resigned(key)
                     case _:
                         assert_never(change)
 
@@ -135,16 +158,36 @@ class Registry:
 
     def _put_worker(self, key: str, entry: Entry | None, _: int) -> None:
         if entry is None:
-            self._heard_s.pop(key, None)
+            heard_s = self._heard_s.pop(key, None)
+            if heard_s is not None:
+                self._gone[key] = (heard_s, False)
             self.view.set_worker(key, None)
-            self.worker_gone.set()
+            self.attention.set()
         else:
             self._heard_s[key] = time.monotonic()
+            self._gone.pop(key, None)
+            before = self.view.workers.get(key)
             self.view.set_worker(key, entry.value)
+            if before is not None and before.incarnation != self.view.workers[key].incarnation:
+                self.attention.set()
+
+    def _resigned(self, worker: str) -> None:
+        """Its key was taken away on purpose: by itself at its end, or by whoever saw its process die."""
+        heard_s, _ = self._gone.get(worker, (time.monotonic(), False))
+        self._gone[worker] = (heard_s, True)
+
+    def _forget_long_gone(self) -> None:
+        owners = {record.worker for record in self.view.buckets.values()}
+        before_s = time.monotonic() - FORGET_LEASES * self._lease_s
+        for worker in [w for w, (heard_s, _) in self._gone.items() if heard_s < before_s and w not in owners]:
+            del self._gone[worker]
 
     def _put_bucket(self, key: str, entry: Entry | None, revision: int) -> None:
         known = self.view.bucket_revisions.get(key, 0)
         self.view.set_bucket(key, entry.value if entry else None, revision or known)
+        record = self.view.buckets.get(key)
+        if record is not None and record.status != BucketStatus.ACTIVE:
+            self.attention.set()
 
     def _put_cluster(self, key: str, entry: Entry | None, _: int) -> None:
         if key.startswith(HANDLER_PREFIX):

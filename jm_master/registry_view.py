@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from jm_core import wire
-from jm_core.model import BucketStatus, Priority
+from jm_core.model import BucketStatus, Priority, WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -54,6 +54,10 @@ class RegistryView:
     def slots_of(self, worker: str) -> int:
         record = self.workers.get(worker)
         return record.slots if record else 0
+
+    def has_adopters(self) -> bool:
+        """Whether any worker lives that could drain a bucket."""
+        return any(worker.state != WorkerState.HALTED for worker in self.workers.values())
 
     def is_orphan(self, record: BucketRecord) -> bool:
         """Whether the bucket's worker, that very process, is not among the living."""

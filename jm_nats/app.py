@@ -64,6 +64,7 @@ class JobMaster:
         timeout: float | timedelta = limits.JOB_TIMEOUT_S,
         backoff: Backoff | Sequence[float] | float = DEFAULT_BACKOFF,
         executor: Executor | None = None,
+        exclusive: bool = False,
     ) -> Callable[[Callable[..., Any]], Handler]:
         """Register a function as the handler of jobs called ``name``.
 
@@ -72,6 +73,9 @@ class JobMaster:
             backoff: a policy, a list of waits, or one fixed wait; seconds.
             executor: ``async`` for coroutine functions; else ``thread`` (default; cannot be stopped at its timeout)
                 or ``process`` (killed at its timeout).
+            exclusive: cancel a running one as soon as the worker's lease is in doubt, because from its end on the job
+                may run elsewhere. Others go on through an outage of NATS: most must not be thrown away for it. A
+                thread cannot be stopped, so it must look at ``ctx.cancelled``.
 
         Raises:
             InvalidSettingError, InvalidNameError: at import, naming the handler and the setting.
@@ -94,6 +98,7 @@ class JobMaster:
                 timeout_s=_seconds(name, "timeout", timeout),
                 backoff=_policy(name, backoff),
                 executor=executor,
+                exclusive=exclusive,
             )
             self.handlers[name] = handler
             return handler

@@ -73,6 +73,7 @@ class Handler:
         timeout_s: float,
         backoff: Backoff,
         executor: Executor | None,
+        exclusive: bool = False,
     ) -> None:
         self.name = parse_handler_name(name)
         self.function = function
@@ -82,6 +83,7 @@ class Handler:
         self.timeout_s = timeout_s
         self.backoff = backoff
         self.executor: Executor = executor or ("async" if inspect.iscoroutinefunction(function) else "thread")
+        self.exclusive = exclusive
         self.context_parameter: str | None = None
         self.takes_any = False
         self._check_settings()

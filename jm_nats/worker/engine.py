@@ -7,11 +7,12 @@ loop's thread and none awaits, so there is no lock and no state between two step
 import asyncio
 import heapq
 import logging
+import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
-from jm_core import limits
+from jm_core import limits, rpc
 from jm_core.model import Priority, ReturnReason
 from jm_core.payload import cut_text
 from jm_core.slots import Turns, next_priority
@@ -24,6 +25,7 @@ from jm_nats.worker.outcomes import BucketPort, Delivery
 log = logging.getLogger("jobmaster.worker")
 
 KNOWN_MAX: Final = 50_000
+STATUS_JOBS_MAX: Final = 100
 CLOCK_LOOK_S: Final = 1.0  # a clock that is set, or a machine that slept, is noticed this late at most
 
 
@@ -52,6 +54,7 @@ class Engine:
         clock: Clock,
         cancel_grace_s: float,
         on_room: Callable[[], None] = lambda: None,
+        may_start: Callable[[], bool] = lambda: True,
     ) -> None:
         self._handlers = handlers
         self._slots = slots
@@ -59,6 +62,7 @@ class Engine:
         self._clock = clock
         self._grace_s = cancel_grace_s
         self._on_room = on_room
+        self._may_start = may_start
         self._loop = asyncio.get_running_loop()
         self._ready: dict[Priority, deque[Held]] = {p: deque() for p in Priority}
         self._waiting: dict[Priority, int] = dict.fromkeys(Priority, 0)
@@ -73,7 +77,9 @@ class Engine:
         self._known: dict[str, int] = {}
         # What is here and not reported yet, by job.
         self._open: dict[str, Held] = {}
-        self._closed = False
+        # Jobs that may be what killed their workers: one at a time, so that the next death tells which it was.
+        self._suspects: deque[Held] = deque()
+        self._suspect_runs = False
         self.held_bytes = 0
         self.duplicates = 0
         self.finished = 0
@@ -102,9 +108,9 @@ class Engine:
             self._forget()
         if self._later:
             self._arm()
+        if port.closed:
+            self.hand_back(self.held_of(port), ReturnReason.DRAINED)
         self.pump()
-        if self._closed:
-            self.close_intake()
 
     def _repeated(self, run: Run, port: BucketPort, delivery: Delivery) -> None:
         """Drop a copy. Acking it takes the message away for good, so the ack must wait for the job's end: if we died
@@ -129,24 +135,41 @@ class Engine:
 
     @property
     def held(self) -> int:
-        return sum(self._waiting.values()) + len(self._later)
+        return sum(self._waiting.values()) + len(self._later) + len(self._suspects)
 
     @property
     def running(self) -> int:
         return len(self._running)
 
     def pump(self) -> None:
-        """Fill the free slots. Called whenever a job came or a slot went."""
-        while len(self._running) < self._slots and not self._closed:
+        """Fill the free slots. Called whenever a job came, a slot went, or the lease is sure again."""
+        while len(self._running) < self._slots and self._may_start():
             priority = next_priority(self._waiting, self._running_by, self._turns)
             if priority is None:
                 return
             self._waiting[priority] -= 1
-            self._start(self._ready[priority].popleft())
+            held = self._ready[priority].popleft()
+            if held.run.losses < limits.SUSPECT_LOSSES:
+                self._start(held)
+            elif self._suspect_runs:
+                self._suspects.append(held)
+            else:
+                self._suspect_runs = True
+                self._start(held)
 
     def waiting_since(self) -> list[Held]:
         """Due jobs without a slot, oldest first within each priority."""
-        return [held for queue in self._ready.values() for held in queue]
+        return [held for queue in (*self._ready.values(), self._suspects) for held in queue]
+
+    def held_of(self, port: BucketPort) -> list[Held]:
+        """What of this bucket is here and not started."""
+        later = [entry[2] for entry in self._later]
+        return [held for held in self.waiting_since() + later if held.port is port]
+
+    def holds(self, jobs: Sequence[tuple[str, int]]) -> list[str]:
+        """Of these (job, dispatch), the jobs that are here and not reported yet."""
+        found = [(job_id, self._open.get(job_id), dispatch) for job_id, dispatch in jobs]
+        return [job_id for job_id, held, dispatch in found if held is not None and held.run.dispatch == dispatch]
 
     def _start(self, held: Held) -> None:
         run, port = held.run, held.port
@@ -161,12 +184,27 @@ class Engine:
         except ArgumentsError as error:
             self._quarantine(held, str(error))
             return
-        execution = Execution(handler, run, port, self._clock, self._report_progress(held))
+        announcement = self._announcement(held) if run.losses else None
+        execution = Execution(handler, run, port, self._clock, self._report_progress(held), announcement)
+        execution.announced = announcement is not None
         self._running.add(execution)
         self._running_by[port.priority] += 1
+        port.running += 1
         execution.start(kwargs, self._executors, lambda e: self._ended(e, held), lambda e: self._released(e, held))
         if self._ticker is None:
             self._ticker = self._loop.call_later(limits.FLUSH_S, self._tick)
+
+    def _announcement(self, held: Held) -> Callable[[], Awaitable[None]]:
+        """That a job starts which has lost a worker before: stored first, so that if this worker dies as well it is
+        known which jobs ran in it.
+        """
+        run, reporter = held.run, held.port.reporter
+
+        async def announce() -> None:
+            reporter.add(Started(run.id, run.dispatch, run.attempt, self._clock.now()))
+            await reporter.stored()
+
+        return announce
 
     def _report_progress(self, held: Held) -> Callable[[float, str], None]:
         run, reporter = held.run, held.port.reporter
@@ -183,6 +221,7 @@ class Engine:
         log.warning("job quarantined", extra={"job_id": run.id, "handler": run.handler, "reason": reason})
         reporter.add(Quarantined(run.id, run.dispatch, self._clock.now(), reason), size=200 + len(reason))
         self._close(held)
+        self._suspect_over(held)
 
     def _ended(self, execution: Execution, held: Held) -> None:
         """The attempt's outcome is known: report it. The slot may be freed later (a thread that cannot be stopped)."""
@@ -194,8 +233,20 @@ class Engine:
     def _released(self, execution: Execution, held: Held) -> None:
         self._running.discard(execution)
         self._running_by[held.port.priority] -= 1
+        held.port.running -= 1
+        self._suspect_over(held)
         self.pump()
         self._on_room()
+
+    def _suspect_over(self, held: Held) -> None:
+        if held.run.losses >= limits.SUSPECT_LOSSES:
+            self._suspect_runs = False
+            if self._suspects:
+                self._put_first(self._suspects.popleft())
+
+    def _put_first(self, held: Held) -> None:
+        self._ready[held.port.priority].appendleft(held)
+        self._waiting[held.port.priority] += 1
 
     # -- time
 
@@ -221,6 +272,8 @@ class Engine:
         """While anything runs: announce the longer attempts, end the overdue ones, name those that will not end."""
         self._ticker = None
         now = self._loop.time()
+        if not self._may_start():
+            self.ask(Ask.FENCED, lambda execution: execution.handler.exclusive)
         for execution in list(self._running):
             if not execution.announced and now - execution.started_loop_s >= limits.FLUSH_S:
                 self._announce(execution)
@@ -243,35 +296,69 @@ class Engine:
 
     def hand_back(self, chosen: list[Held], reason: ReturnReason) -> None:
         """Return unstarted jobs to the master; costs them no attempt."""
+        for held in self._take_out(chosen):
+            run = held.run
+            held.port.reporter.add(Returned(run.id, run.dispatch, reason, self._clock.now()))
+            self._close(held)
+
+    def _take_out(self, chosen: list[Held]) -> list[Held]:
+        """Nobody will start them."""
+        if not chosen:
+            return chosen
         gone = set(map(id, chosen))
         for priority, queue in self._ready.items():
             kept = deque(h for h in queue if id(h) not in gone)
             self._ready[priority] = kept
             self._waiting[priority] = len(kept)
+        self._suspects = deque(h for h in self._suspects if id(h) not in gone)
         self._later = [entry for entry in self._later if id(entry[2]) not in gone]
         heapq.heapify(self._later)
         for held in chosen:
             self.held_bytes -= len(bytes(held.run.args))
-            run = held.run
-            held.port.reporter.add(Returned(run.id, run.dispatch, reason, self._clock.now()))
-            self._close(held)
+        return chosen
 
-    def close_intake(self) -> None:
-        """Start nothing more, and give back what is held."""
-        self._closed = True
-        held = self.waiting_since() + [entry[2] for entry in self._later]
-        self.hand_back(held, ReturnReason.DRAINED)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def close(self, port: BucketPort) -> None:
+        """Start nothing more of this bucket, and give back what is held and what comes."""
+        port.closed = True
+        self.hand_back(self.held_of(port), ReturnReason.DRAINED)
 
-    def interrupt(self) -> None:
-        """End what still runs; it is handed back, not failed."""
+    def forget(self, port: BucketPort, why: Ask) -> int:
+        """The bucket is somebody else's, or we have halted: end its handlers, drop what is held, report nothing.
+        Returns how many handlers were asked to end.
+        """
+        port.closed = True
+        port.reporter.discard()
+        for held in self._take_out(self.held_of(port)):
+            self._open.pop(held.run.id, None)
+        return self.ask(why, lambda execution: execution.port is port)
+
+    def ask(self, why: Ask, which: Callable[[Execution], bool] = lambda _: True) -> int:
+        """Ask running handlers to end; how many were asked for the first time."""
+        asked = 0
         for execution in list(self._running):
-            execution.ask(Ask.SHUTDOWN, self._loop.time())
+            if execution.asked is None and not execution.reported and which(execution):
+                execution.ask(why, self._loop.time())
+                asked += 1
+        return asked
 
-    def running_names(self) -> list[str]:
-        return sorted(f"{e.run.handler} {e.run.id}" for e in self._running)
+    def report_unended(self) -> None:
+        """Those that ignore their cancellation: say how they end, without them."""
+        for execution in list(self._running):
+            execution.check(math.inf, grace_s=0.0)
 
-    def unreported(self) -> int:
-        return sum(1 for e in self._running if not e.reported)
+    def status(self, state: str) -> rpc.WorkerStatus:
+        now = self._loop.time()
+        longest = sorted(self._running, key=lambda e: e.started_loop_s)[:STATUS_JOBS_MAX]
+        running = [
+            rpc.RunningJob(
+                e.run.id, e.run.handler, e.port.bucket, e.run.attempt, max(0.0, now - e.started_loop_s), e.asked or ""
+            )
+            for e in longest
+        ]
+        return rpc.WorkerStatus(state, running, len(self._running), self.held)
+
+    def running_names(self, port: BucketPort | None = None) -> list[str]:
+        return sorted(f"{e.run.handler} {e.run.id}" for e in self._running if port is None or e.port is port)
+
+    def unreported(self, port: BucketPort | None = None) -> int:
+        return sum(1 for e in self._running if not e.reported and (port is None or e.port is port))

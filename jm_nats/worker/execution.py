@@ -5,7 +5,7 @@ import functools
 import logging
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from typing import Any, Final
 
@@ -36,6 +36,9 @@ class Ask(StrEnum):
 
     TIMEOUT = "timeout"
     SHUTDOWN = "shutdown"
+    FENCED = "lease in doubt"  # an exclusive handler: nobody may overlap it, and from now on somebody could
+    OVERTAKEN = "bucket overtaken"  # somebody took it: whatever comes of this attempt cannot count
+    HALTED = "worker halted"
 
 
 class Executors:
@@ -55,19 +58,22 @@ class Execution:
     """
 
     __slots__ = (
-        "_asked_s", "_deadline_s", "_error", "_has_begun", "_has_entered", "_is_over", "_is_released", "_may_retry",
+        "_announcement", "_asked_s", "_deadline_s", "_error",
+        "_has_begun", "_has_entered", "_is_over", "_is_released", "_may_retry",
         "_on_end", "_on_release", "_outcome", "_raw", "_retry_asked_s", "_task", "announced", "asked", "clock",
         "context", "finished_at", "handler", "port", "reported", "run", "started_at", "started_loop_s",
     )  # fmt: skip
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - its parts, made in one place
         self,
         handler: Handler,
         run: Run,
         port: BucketPort,
         clock: Clock,
         report: Callable[[float, str], None],
+        announcement: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        """Args: announcement: stores that it starts, to be awaited before the handler is called."""
         self.handler = handler
         self.run = run
         self.port = port
@@ -80,7 +86,10 @@ class Execution:
         self._has_begun = False
         self._has_entered = False
         self._is_over = False
-        if handler.executor != "process":  # whose time starts when a child is free for it
+        self._announcement = announcement
+        if (
+            handler.executor != "process" and announcement is None
+        ):  # whose time starts once a child is free, or it is out
             self._begin()
         self._asked_s = 0.0
         self._outcome = AttemptOutcome.SUCCEEDED
@@ -134,6 +143,9 @@ class Execution:
         self._has_entered = True
         held_slot: asyncio.Future[Any] | None = None
         try:
+            if self._announcement is not None:
+                await self._announcement()
+                self._begin()
             if telemetry.Active.tracing:
                 held_slot = await self._traced(kwargs, executors)
             else:
@@ -282,7 +294,7 @@ class Execution:
         match self.asked:
             case Ask.TIMEOUT:
                 return AttemptOutcome.TIMED_OUT
-            case Ask.SHUTDOWN:
+            case Ask.SHUTDOWN | Ask.FENCED | Ask.OVERTAKEN | Ask.HALTED:
                 return AttemptOutcome.INTERRUPTED
             case None:
                 return self._outcome
@@ -290,7 +302,7 @@ class Execution:
     def event(self) -> tuple[Event, int]:
         """The report of this attempt's end and about how many bytes it takes."""
         run, outcome = self.run, self.outcome
-        if outcome is AttemptOutcome.INTERRUPTED and not (self._has_begun and self._has_entered):
+        if outcome is AttemptOutcome.INTERRUPTED and not (self.announced or (self._has_begun and self._has_entered)):
             return Returned(run.id, run.dispatch, ReturnReason.DRAINED, self.finished_at), 200
         if outcome is AttemptOutcome.INTERRUPTED:
             reason = ReturnReason.INTERRUPTED

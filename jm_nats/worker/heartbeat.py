@@ -4,30 +4,52 @@ does not kill its worker (DESIGN 7).
 
 import asyncio
 import logging
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+import msgspec
 
 from jm_core import wire
 from jm_core.errors import JmError
 from jm_core.wire import WorkerRecord
 from jm_nats.config import NatsConfig
 from jm_nats.connection import connect
-from jm_nats.kv import CasKv
+from jm_nats.kv import CasKv, Entry, Stale, Written
 from jm_nats.subjects import Names
 
 log = logging.getLogger("jobmaster.worker")
 
-STALL_LIMIT_S = 60.0
+STALL_LIMIT_S: Final = 60.0
+CLAIM_POLL_S: Final = 0.2
+
+
+class WorkerNameTakenError(JmError):
+    """Another process beats under our worker id."""
+
+    def __init__(self, other: WorkerRecord) -> None:
+        super().__init__(
+            f"the worker id {other.worker!r} is taken: process {other.pid} on {other.host} beats under it; "
+            "stop that one, or choose another --name"
+        )
+        self.other = other
 
 
 class Heartbeat:
     """Puts the worker's record into the workers KV every ``period_s``; the KV's max age is the lease.
 
+    Every beat is a compare-and-set on the one before, so that two processes of one name do not believe each other's
+    beats to be their own: the first one keeps the name, as long as it beats.
+
     Args:
         snapshot: builds the record; called in the heartbeat's thread, so it only reads plain numbers.
         last_tick_s: monotonic time of the main loop's last turn; when that is older than ``STALL_LIMIT_S`` the worker
             is stuck for good and the thread stops vouching for it.
+        on_taken: called on the loop that made this one, when somebody else has our name.
     """
 
     def __init__(
@@ -36,27 +58,34 @@ class Heartbeat:
         names: Names,
         *,
         period_s: float,
+        lease_s: float,
         snapshot: Callable[[], WorkerRecord],
         last_tick_s: Callable[[], float],
+        on_taken: Callable[[WorkerNameTakenError], None] = lambda _: None,
     ) -> None:
         self._config = config
         self._names = names
         self._period_s = period_s
+        self._lease_s = lease_s
         self._snapshot = snapshot
         self._last_tick_s = last_tick_s
+        self._on_taken = on_taken
         self._first: asyncio.Future[None] | None = None
         self._owner = asyncio.get_running_loop()
         self._stop = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
+        self._beat_now: asyncio.Event | None = None
         self._thread = threading.Thread(target=self._main, name="jm-heartbeat", daemon=True)
         self._revision = 0
-        self.acknowledged_s = 0.0  # monotonic time of the last beat that NATS confirmed
+        self.acknowledged_s = float("-inf")  # monotonic time at which the last beat left that NATS confirmed
+        self.failing = 0  # beats in a row that were not confirmed
 
     async def start(self) -> None:
         """Return after the first acknowledged beat: a bucket must never be registered for a worker nobody has seen.
 
         Raises:
+            WorkerNameTakenError: after a lease at most, during which the other one was seen to beat.
             JmError: the first beat failed.
         """
         self._first = self._owner.create_future()
@@ -67,8 +96,15 @@ class Heartbeat:
         """Beat to the very end, then take the key away so that nobody waits for a lease."""
         self._stop.set()
         if self._loop is not None and self._stopping is not None and self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stopping.set)
+            with suppress(RuntimeError):  # it has just ended
+                self._loop.call_soon_threadsafe(self._stopping.set)
         await asyncio.to_thread(self._thread.join, 10.0)
+
+    def soon(self) -> None:
+        """Something changed that others should know now."""
+        if self._loop is not None and self._beat_now is not None and self._thread.is_alive():
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._beat_now.set)
 
     def _main(self) -> None:
         try:
@@ -77,7 +113,7 @@ class Heartbeat:
             self._tell(error)
             if not isinstance(error, Exception):
                 raise
-            if not self._stop.is_set():
+            if not self._stop.is_set() and not isinstance(error, WorkerNameTakenError):
                 log.exception("heartbeat ended")
 
     def _tell(self, error: BaseException | None) -> None:
@@ -88,43 +124,127 @@ class Heartbeat:
                 else:
                     self._first.set_exception(error)
 
-        self._owner.call_soon_threadsafe(settle)
+        with suppress(RuntimeError):  # the worker's loop is closed: nobody asks any more
+            self._owner.call_soon_threadsafe(settle)
 
     async def _beat_for_ever(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
+        self._beat_now = asyncio.Event()
         async with await connect(self._config, client_name=f"jobmaster heartbeat {self._snapshot().worker}") as link:
             kv = await CasKv.open(link, self._names.workers_kv)
-            await self._beat(kv)
+            await self._claim(kv)
             self._tell(None)
             while not self._stopping.is_set():
                 await self._pause()
-                await self._try_beat(kv)
+                if not await self._try_beat(kv):
+                    return
             # Compare-and-set: a process that took over our id keeps its key.
             await kv.delete(self._snapshot().worker, revision=self._revision)
 
+    # The first beat.
+
+    async def _claim(self, kv: CasKv) -> None:
+        """Take the name; from a process that is dead at once, or when its key has not moved until it expired."""
+        name = self._snapshot().worker
+        seen: int | None = None
+        deadline_s = time.monotonic() + self._lease_s + self._period_s
+        while True:
+            entry = await kv.get(name)
+            other = _decoded(entry)
+            if entry is not None and other is not None and not _is_dead(other):
+                if seen not in (None, entry.revision) or time.monotonic() >= deadline_s:
+                    raise WorkerNameTakenError(other)
+                if seen is None:
+                    log.warning(
+                        "the worker id is in use; waiting whether its process still beats",
+                        extra={"worker": name, "host": other.host, "pid": other.pid},
+                    )
+                seen = entry.revision
+                await asyncio.sleep(CLAIM_POLL_S)
+                continue
+            if await self._write(kv, entry.revision if entry else None):
+                return
+
+    # Beating.
+
     async def _pause(self) -> None:
         assert self._stopping is not None
-        try:
-            async with asyncio.timeout(self._period_s):
-                await self._stopping.wait()
-        except TimeoutError:
-            return
+        assert self._beat_now is not None
+        waits = [asyncio.ensure_future(self._stopping.wait()), asyncio.ensure_future(self._beat_now.wait())]
+        await asyncio.wait(waits, timeout=self._period_s, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        self._beat_now.clear()
 
-    async def _try_beat(self, kv: CasKv) -> None:
-        """One beat; a failed one must never end the loop (BR-064)."""
+    async def _try_beat(self, kv: CasKv) -> bool:
+        """One beat; a failed one must never end the loop (BR-064). False: the name is somebody else's."""
         stuck_s = time.monotonic() - self._last_tick_s()
         if stuck_s > STALL_LIMIT_S:
             log.error("event loop is stuck; heartbeat withheld", extra={"stuck_s": round(stuck_s)})
-            return
+            return True
         try:
-            await self._beat(kv)
+            return await self._beat(kv)
         except JmError as error:
-            log.warning("heartbeat failed", extra={"error": str(error)})
+            self.failing += 1
+            # The first of a row; an outage must not fill the log.
+            log.log(logging.WARNING if self.failing == 1 else logging.DEBUG, "heartbeat failed: %s", error)
         except Exception:  # a bug in here must not kill the worker either; it is logged with its trace
+            self.failing += 1
             log.exception("heartbeat failed")
+        return True
 
-    async def _beat(self, kv: CasKv) -> None:
+    async def _beat(self, kv: CasKv) -> bool:
+        if await self._write(kv, self._revision):
+            return True
+        name = self._snapshot().worker
+        entry = await kv.get(name)
+        other = _decoded(entry)
+        if entry is not None and other is not None and other.incarnation != self._snapshot().incarnation:
+            taken = WorkerNameTakenError(other)
+            self._owner.call_soon_threadsafe(self._on_taken, taken)
+            return False
+        # It expired while NATS or we were away, or was purged, or the answer to a beat of ours was lost.
+        await self._write(kv, entry.revision if entry else None)
+        return True
+
+    async def _write(self, kv: CasKv, revision: int | None) -> bool:
+        sent_s = time.monotonic()
         record = self._snapshot()
-        self._revision = (await kv.put(record.worker, wire.encode(record))).revision
-        self.acknowledged_s = time.monotonic()
+        value = wire.encode(record)
+        if revision is None:
+            answer = await kv.create(record.worker, value)
+        else:
+            answer = await kv.update(record.worker, value, revision=revision)
+        match answer:
+            case Written(revision=written):
+                self._revision, self.acknowledged_s, self.failing = written, sent_s, 0
+                return True
+            case Stale():
+                return False
+
+
+def _decoded(entry: Entry | None) -> WorkerRecord | None:
+    if entry is None:
+        return None
+    try:
+        return wire.decode_worker(entry.value)
+    except msgspec.DecodeError:
+        return None
+
+
+def _is_dead(other: WorkerRecord) -> bool:
+    """Whether its process was on this machine and is there no more.
+
+    In a container a pid says nothing: there the host's name is that of the container, and our own pid is what we would
+    find.
+    """
+    if other.host != socket.gethostname() or other.pid == os.getpid():
+        return False
+    try:
+        os.kill(other.pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -48,21 +48,24 @@ class Intake:
         self._port = port
         self._engine = engine
         self._room = room
-        stream = names.bucket_stream(port.bucket)
-        self._reader = PullReader(link, stream, RUN_CONSUMER, batch=MESSAGES_MAX, max_bytes=BYTES_MAX)
+        self._link = link
+        self._stream = names.bucket_stream(port.bucket)
         self._deliveries: set[Delivery] = set()
 
     async def run(self) -> None:
-        """Read until cancelled."""
-        await self._reader.start()
-        try:
+        """Read until cancelled. What is here stays here when its consumer goes: a new one delivers it again, and it is
+        told by its dispatch number.
+
+        Raises:
+            ConsumerGoneError: somebody deleted it, or the stream.
+        """
+        reader = PullReader(self._link, self._stream, RUN_CONSUMER, batch=MESSAGES_MAX, max_bytes=BYTES_MAX)
+        async with reader:
             while True:
                 await self._room.wait()
-                for message in await self._reader.take(TAKE_MAX):
+                for message in await reader.take(TAKE_MAX):
                     self._take(message)
                 self._room.update(self._engine)
-        finally:
-            await self._reader.close()
 
     async def keep_alive(self) -> None:
         """Tell NATS now and then that what we hold is still being worked on."""

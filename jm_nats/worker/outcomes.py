@@ -46,9 +46,16 @@ class Reporter:
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._added = 0
+        self._stored = 0
+        self._progressed = asyncio.Event()
+        self._discards = False
 
     def add(self, event: Event, *, size: int = 200) -> None:
         """Queue one event; ``size`` is a rough count of its bytes."""
+        if self._discards:
+            return
+        self._added += 1
         self._events.append(event)
         self._sizes += size
         self._idle.clear()
@@ -56,6 +63,8 @@ class Reporter:
 
     def progress(self, event: Progress) -> None:
         """Queue progress; only the newest of a job is kept until the next flush."""
+        if self._discards:
+            return
         self._progress[event.id] = event
         self._idle.clear()
         self._wake.set()
@@ -63,7 +72,7 @@ class Reporter:
     def done(self, delivery: Delivery) -> None:
         """One job of ``delivery`` needs no more; with the last one the message is acked after the next flush."""
         delivery.left -= 1
-        if not delivery.left:
+        if not delivery.left and not self._discards:
             self._acks.append(delivery)
             self._idle.clear()
             self._wake.set()
@@ -71,6 +80,19 @@ class Reporter:
     async def flushed(self) -> None:
         """Return when everything queued so far is stored and acked."""
         await self._idle.wait()
+
+    async def stored(self) -> None:
+        """Return when every event queued so far is in NATS (or is to be discarded)."""
+        target = self._added
+        while self._stored < target and not self._discards:
+            await self._progressed.wait()
+
+    def discard(self) -> None:
+        """From now on nothing is reported and nothing acked: the bucket is somebody else's, or we have halted."""
+        self._discards = True
+        self._events, self._acks, self._progress, self._sizes = [], [], {}, 0
+        self._progressed.set()
+        self._idle.set()
 
     async def run(self) -> None:
         """Flush until cancelled. The first event after a pause leaves at once; under load batches fill for 5 ms."""
@@ -89,8 +111,12 @@ class Reporter:
         events, acks = self._take()
         for data in self._messages(events):
             await self._store(data)
-        for delivery in acks:
-            ack(delivery.message)
+        self._stored += sum(not isinstance(event, Progress) for event in events)
+        self._progressed.set()
+        self._progressed = asyncio.Event()
+        if not self._discards:
+            for delivery in acks:
+                ack(delivery.message)
 
     def _take(self) -> tuple[list[Event], list[Delivery]]:
         """The next message's events, and the acks that need nothing beyond them."""
@@ -127,7 +153,7 @@ class Reporter:
         yield from self._messages(events[half:])
 
     async def _store(self, data: bytes) -> None:
-        while True:
+        while not self._discards:
             try:
                 await self._publisher.publish(self._subject, data)
             except AgentError as error:
@@ -141,13 +167,15 @@ class Reporter:
 class BucketPort:
     """What an attempt knows of its bucket: who it is, and where its reports go."""
 
-    __slots__ = ("bucket", "lane", "priority", "reporter")
+    __slots__ = ("bucket", "closed", "lane", "priority", "reporter", "running")
 
     def __init__(self, bucket: str, lane: str, priority: Priority, reporter: Reporter) -> None:
         self.bucket = bucket
         self.lane = lane
         self.priority = priority
         self.reporter = reporter
+        self.closed = False  # nothing more is started: what comes goes back
+        self.running = 0
 
 
 def _size_of(event: Event) -> int:

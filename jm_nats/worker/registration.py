@@ -1,26 +1,20 @@
-"""What a worker tells the cluster: its buckets, and the defaults of its handlers."""
+"""What a worker tells the cluster: its buckets' records, and the defaults of its handlers."""
 
-import logging
 import time
 
-import msgspec
 import uuid_utils
 
 from jm_core import wire
 from jm_core.errors import JmError
-from jm_core.model import WEIGHTS, BucketStatus, Priority
+from jm_core.model import WEIGHTS, BucketEvent, BucketKind, BucketStatus, Priority
+from jm_core.ownership import moved
 from jm_core.wire import BucketRecord
 from jm_nats.app import JobMaster
-from jm_nats.connection import NatsLink
 from jm_nats.kv import CasKv, Stale, Written
-from jm_nats.provision import ensure_bucket
-from jm_nats.subjects import Names
-
-log = logging.getLogger("jobmaster.worker")
 
 
 class BucketTakenError(JmError):
-    """Somebody else changed our bucket's record: our epoch is over."""
+    """A bucket id that was made up at random exists already."""
 
 
 def new_bucket_id(lane: str, priority: Priority) -> str:
@@ -28,47 +22,62 @@ def new_bucket_id(lane: str, priority: Priority) -> str:
     return f"{lane[:20]}-{priority.label}-{uuid_utils.uuid4().hex[:8]}"
 
 
-class Registration:
-    """The worker's entries in the bucket registry, each changed by compare-and-set."""
+def new_record(
+    worker: str,
+    incarnation: str,
+    lane: str,
+    priority: Priority,
+    *,
+    kind: BucketKind = BucketKind.PROPER,
+    serves: int = 0,
+    reason: str = "",
+) -> BucketRecord:
+    return BucketRecord(
+        bucket=new_bucket_id(lane, priority),
+        worker=worker,
+        incarnation=incarnation,
+        lane=lane,
+        priority=int(priority),
+        epoch=1,
+        status=BucketStatus.ACTIVE.value,
+        weight=WEIGHTS[priority],
+        opened_at=time.time(),
+        kind=kind,
+        serves=serves,
+        reason=reason,
+    )
 
-    def __init__(self, link: NatsLink, names: Names, buckets: CasKv, *, replicas: int) -> None:
-        self._link = link
-        self._names = names
-        self._buckets = buckets
-        self._replicas = replicas
-        self._held: dict[str, tuple[BucketRecord, int]] = {}
 
-    async def open(self, worker: str, incarnation: str, lane: str, priority: Priority) -> BucketRecord:
-        """Create a bucket: its stream first, its record last, so that a listed bucket can always be written to."""
-        record = BucketRecord(
-            bucket=new_bucket_id(lane, priority),
-            worker=worker,
-            incarnation=incarnation,
-            lane=lane,
-            priority=int(priority),
-            epoch=1,
-            status=BucketStatus.ACTIVE.value,
-            weight=WEIGHTS[priority],
-            opened_at=time.time(),
-        )
-        await ensure_bucket(self._link, self._names, record.bucket, replicas=self._replicas)
-        match await self._buckets.create(record.bucket, wire.encode(record)):
+class Record:
+    """One bucket's entry in the registry, changed by compare-and-set on what we wrote last."""
+
+    def __init__(self, kv: CasKv, value: BucketRecord, revision: int) -> None:
+        self._kv = kv
+        self.value = value
+        self.revision = revision
+
+    @classmethod
+    async def create(cls, kv: CasKv, value: BucketRecord) -> "Record | None":
+        """None: there is one already."""
+        match await kv.create(value.bucket, wire.encode(value)):
             case Written(revision=revision):
-                self._held[record.bucket] = (record, revision)
+                return cls(kv, value, revision)
             case Stale():
-                raise BucketTakenError(f"bucket {record.bucket} exists already")
-        return record
+                return None
 
-    async def move_all(self, status: BucketStatus) -> None:
-        """Set the status of every bucket of ours that is still ours."""
-        for bucket, (record, revision) in list(self._held.items()):
-            moved = msgspec.structs.replace(record, status=status.value)
-            match await self._buckets.update(bucket, wire.encode(moved), revision=revision):
-                case Written(revision=new_revision):
-                    self._held[bucket] = (moved, new_revision)
-                case Stale():
-                    log.warning("bucket is not ours any more", extra={"bucket": bucket})
-                    del self._held[bucket]
+    async def move(self, event: BucketEvent, *, reason: str = "") -> bool:
+        """False: somebody else has changed it: it is not ours any more.
+
+        Raises:
+            IllegalMoveError, AgentError.
+        """
+        value = moved(self.value, event, now_s=time.time(), reason=reason)
+        match await self._kv.update(value.bucket, wire.encode(value), revision=self.revision):
+            case Written(revision=revision):
+                self.value, self.revision = value, revision
+                return True
+            case Stale():
+                return False
 
 
 async def publish_defaults(cluster: CasKv, app: JobMaster) -> None:

@@ -148,7 +148,7 @@ class FakeWorker:
         await asyncio.wait({self._beating})
 
     async def move(self, status: BucketStatus) -> None:
-        self.bucket_record = replace(self.bucket_record, status=status.value)
+        self.bucket_record = replace(self.bucket_record, status=status.value, was_lost=status is BucketStatus.LOST)
         written = await self._buckets.update(self.bucket, wire.encode(self.bucket_record), revision=self.revision)
         assert isinstance(written, Written)
         self.revision = written.revision

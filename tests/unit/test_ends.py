@@ -4,7 +4,7 @@ import pytest
 from msgspec import Raw
 
 from jm_core import limits, wire
-from jm_core.ends import End, Held, after_loss, as_end, end_of, sort_events, storable
+from jm_core.ends import End, Held, after_abandonment, after_loss, as_end, end_of, sort_events, storable
 from jm_core.model import AttemptOutcome, JobStatus, ReturnReason
 from jm_core.retry import Fixed
 
@@ -75,18 +75,28 @@ def test_an_interrupted_start_is_excused():
     assert (end.outcome, end.excused, end.attempt, end.retry_in_s) == (AttemptOutcome.INTERRUPTED, 1, 3, None)
 
 
-@pytest.mark.parametrize("losses", range(limits.LOSSES_MAX + 1))
-def test_a_job_that_takes_its_workers_down_before_it_starts_is_quarantined_in_the_end(losses):
+@pytest.mark.parametrize(("losses", "counted"), [(0, 1), (1, 0), (2, 0), (50, 0)])
+def test_a_job_that_was_not_seen_to_start_loses_nothing_and_counts_one_loss_at_most(losses, counted):
+    """From its first loss on its start is announced before its handler is called: unseen is then innocent."""
     end = after_loss(Held("a", "h", 1, 0, 4, losses, None), Fixed(1.0), now_s=9.0, u=0.5)
-    expected = JobStatus.ON_MASTER if losses + 1 < limits.LOSSES_MAX else JobStatus.QUARANTINED
-    assert (end.status, end.losses, end.outcome) == (expected, 1, "")
+    assert (end.status, end.losses, end.outcome, end.retry_in_s) == (JobStatus.ON_MASTER, counted, "", None)
 
 
-@pytest.mark.parametrize(("attempt", "status"), [(1, JobStatus.ON_MASTER), (4, JobStatus.FAILED)])
-def test_a_lost_start_counts_as_an_attempt(attempt, status):
-    end = after_loss(Held("a", "h", 1, attempt, 4, 0, 5.0), Fixed(7.0), now_s=9.0, u=0.5)
-    assert (end.status, end.outcome, end.error) == (status, AttemptOutcome.WORKER_LOST, "worker lost")
-    assert end.retry_in_s == (7.0 if status is JobStatus.ON_MASTER else None)
+@pytest.mark.parametrize(
+    ("attempt", "losses", "status", "retry_in_s"),
+    [(1, 0, JobStatus.ON_MASTER, 0.0), (2, 1, JobStatus.ON_MASTER, 7.0), (4, 0, JobStatus.FAILED, None)],
+)
+def test_a_lost_start_counts_as_an_attempt_and_the_first_is_made_up_for_at_once(attempt, losses, status, retry_in_s):
+    end = after_loss(Held("a", "h", 1, attempt, 4, losses, 5.0), Fixed(7.0), now_s=9.0, u=0.5)
+    assert (end.status, end.outcome, end.error, end.losses) == (status, AttemptOutcome.WORKER_LOST, "worker lost", 1)
+    assert end.retry_in_s == retry_in_s
+
+
+def test_what_a_worker_left_that_went_in_order_costs_nothing_unless_it_was_seen_to_start():
+    unseen = after_abandonment(Held("a", "h", 1, 0, 4, 0, None), Fixed(7.0), now_s=9.0, u=0.5)
+    assert (unseen.status, unseen.losses, unseen.outcome) == (JobStatus.ON_MASTER, 0, "")
+    seen = after_abandonment(Held("a", "h", 1, 1, 4, 0, 5.0), Fixed(7.0), now_s=9.0, u=0.5)
+    assert (seen.status, seen.outcome) == (JobStatus.ON_MASTER, AttemptOutcome.WORKER_LOST)
 
 
 def test_a_success_that_cannot_be_stored_is_a_failure_that_says_so():

@@ -27,7 +27,7 @@ from jm_nats.context import JobContext, NoRetry, Retry
 from jm_nats.errors import AgentError
 from jm_nats.worker import engine as engine_module
 from jm_nats.worker.engine import Engine
-from jm_nats.worker.execution import Executors
+from jm_nats.worker.execution import Ask, Executors
 from jm_nats.worker.outcomes import BucketPort, Delivery
 from tests.support import process_handlers
 from tests.support.virtual_time import EPOCH_S, VirtualLoop, WallClock, on_loop
@@ -88,10 +88,14 @@ class Bench:
 
     async def leave(self):
         """End what a test left running."""
-        self.engine.close_intake()
-        self.engine.interrupt()
+        self.close()
+        self.engine.ask(Ask.SHUTDOWN)
         await self.until_idle()
         self.executors.close()
+
+    def close(self):
+        for port in self.ports.values():
+            self.engine.close(port)
 
     def _count_room(self):
         self.rooms += 1
@@ -367,7 +371,7 @@ async def test_copies_of_a_job_that_is_handed_back_or_quarantined_are_acked_with
     bench = Bench(app)
     run = bench.run("noop", in_s=10)
     deliveries = [bench.accept(run), bench.accept(run)]
-    bench.engine.close_intake()
+    bench.close()
     assert bench.reporter.acked == deliveries
     bench.assert_empty()
 
@@ -902,7 +906,7 @@ async def test_waiting_for_a_free_process_is_not_running():
     one, two = await bench.until_ended(2)
     assert (one.id, two.id) == (first.id, second.id)
     assert 0.5 <= two.finished_at - two.started_at <= 1.4, "its time began when the first had gone"
-    bench.engine.interrupt()
+    bench.engine.ask(Ask.SHUTDOWN)
     ends = await bench.until_ended(3)
     assert (ends[2].id, type(ends[2])) == (third.id, Returned)
     starts = [event.id for event in bench.reporter.events if type(event) is Started]
@@ -1007,7 +1011,7 @@ async def test_closing_the_intake_returns_what_is_held_and_starts_nothing_more(a
     bench = Bench(app, slots=2)
     delivery = bench.accept(*[bench.run("second", job_id=f"now-{n}") for n in range(4)])
     later = bench.accept(bench.run("second", job_id="later", in_s=100))
-    bench.engine.close_intake()
+    bench.close()
     assert {(e.id, e.reason, e.attempt, e.started_at) for e in bench.ends} == {
         ("now-2", ReturnReason.DRAINED, 0, None),
         ("now-3", ReturnReason.DRAINED, 0, None),
@@ -1025,7 +1029,7 @@ async def test_closing_the_intake_returns_what_is_held_and_starts_nothing_more(a
 async def test_what_arrives_after_closing_is_returned_at_once(app):
     noop(app)
     bench = Bench(app)
-    bench.engine.close_intake()
+    bench.close()
     deliveries = [bench.accept(bench.run("noop")), bench.accept(bench.run("noop", in_s=5))]
     assert [e.reason for e in bench.ends] == [ReturnReason.DRAINED, ReturnReason.DRAINED]
     assert bench.reporter.acked == deliveries
@@ -1046,7 +1050,7 @@ async def test_an_interrupted_handler_goes_back_without_an_attempt_being_spent(a
     bench = Bench(app)
     run = bench.start("forever", attempt=2)
     await asyncio.sleep(1)
-    bench.engine.interrupt()
+    bench.engine.ask(Ask.SHUTDOWN)
     end = await bench.only_end()
     assert (type(end), end.id, end.reason, end.attempt) == (Returned, run.id, ReturnReason.INTERRUPTED, 2)
     assert end.started_at == EPOCH_S
@@ -1066,7 +1070,7 @@ async def test_an_interrupted_handler_that_returns_all_the_same_is_not_recorded_
     bench = Bench(app)
     bench.start("swallow")
     await asyncio.sleep(1)
-    bench.engine.interrupt()
+    bench.engine.ask(Ask.SHUTDOWN)
     assert (await bench.only_end()).reason is ReturnReason.INTERRUPTED
 
 
@@ -1077,7 +1081,7 @@ async def test_a_job_that_is_interrupted_before_its_first_step_is_given_back_and
     both_ways(app, lambda: ran.append(1))
     bench = Bench(app)
     bench.start(executor)
-    bench.engine.interrupt()  # in the same turn of the loop
+    bench.engine.ask(Ask.SHUTDOWN)  # in the same turn of the loop
     end = await bench.only_end()
     assert (type(end), end.reason, end.attempt) == (Returned, ReturnReason.DRAINED, 0)
     await turns()
@@ -1096,7 +1100,7 @@ async def test_an_interrupted_thread_is_given_back_at_once_and_the_worker_can_le
     bench = Bench(app)
     bench.start("block", timeout_s=LONG_S)
     await asyncio.sleep(1)
-    bench.engine.interrupt()
+    bench.engine.ask(Ask.SHUTDOWN)
     end = await bench.only_end()
     assert end.reason is ReturnReason.INTERRUPTED
     assert (bench.engine.unreported(), bench.engine.running) == (0, 1)
@@ -1121,7 +1125,7 @@ async def test_the_first_ask_decides(app):
     bench = Bench(app, grace_s=5.0)
     bench.start("stubborn", timeout_s=2.0)
     await asyncio.sleep(3)
-    bench.engine.interrupt()
+    bench.engine.ask(Ask.SHUTDOWN)
     assert (await bench.only_end()).outcome is AttemptOutcome.TIMED_OUT
     release.set()
     await bench.until_idle()

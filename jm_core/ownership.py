@@ -1,0 +1,137 @@
+"""Whose a bucket is: what its owner makes of the registry, and what the leader does with one whose owner is gone.
+
+Pure. Who carries it out does so by compare-and-set on what was judged, so that every race has one winner.
+"""
+
+from enum import StrEnum
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from jm_core import limits
+from jm_core.lifecycle import BUCKET_MOVES, move
+from jm_core.model import BucketEvent, BucketStatus
+from jm_core.wire import BucketRecord, WorkerRecord
+
+ADOPTABLE: Final = frozenset({BucketStatus.LOST, BucketStatus.READY_TO_DRAIN})
+OWNED: Final = frozenset({BucketStatus.ACTIVE, BucketStatus.COMPLETING, BucketStatus.DRAINING})
+
+
+class Standing(StrEnum):
+    """What the registry says of a bucket that we believe to be ours."""
+
+    OURS = "ours"
+    MISSING = "missing"  # the registry was emptied, or the bucket was carried out while we were taken for dead
+    OVERTAKEN = "overtaken"  # somebody took it: our outcomes can no longer count
+    WENT_BACK = "went_back"  # an epoch older than ours: the registry was restored from a copy
+
+
+def standing(mine: BucketRecord, seen: BucketRecord | None) -> Standing:
+    if seen is None:
+        return Standing.MISSING
+    if seen.epoch < mine.epoch:
+        return Standing.WENT_BACK
+    if seen.epoch > mine.epoch or seen.incarnation != mine.incarnation or seen.status == BucketStatus.LOST:
+        return Standing.OVERTAKEN
+    return Standing.OURS
+
+
+class Silence(Struct, frozen=True):
+    """What the leader knows of a bucket's owner."""
+
+    present: WorkerRecord | None  # its heartbeat, as it stands
+    silent_s: float  # since its last heartbeat came in, or since we began to listen
+    resigned: bool = False  # it took its key away by itself, or somebody did it for the process that died
+
+
+def is_gone(bucket: BucketRecord, owner: Silence, *, lease_s: float) -> bool:
+    """Whether the owner of ``bucket``, that very process, is dead as far as anybody can tell.
+
+    A key that is not there does not suffice: the KV may have been purged under workers that live. One that was never
+    heard of is silent since we began to listen (an owner nobody has ever seen counts as dead).
+    """
+    if owner.present is not None:
+        return owner.present.incarnation != bucket.incarnation
+    return owner.resigned or owner.silent_s >= limits.SILENCE_SHARE * lease_s
+
+
+class MarkLost(Struct, frozen=True, tag=True):
+    """Take it from its owner."""
+
+    bucket: str
+
+
+class DrainBySelf(Struct, frozen=True, tag=True):
+    """Nobody adopts it: take its jobs back by the record alone."""
+
+    bucket: str
+
+
+class CarryOut(Struct, frozen=True, tag=True):
+    """It is empty: return what rows still point at it, delete its stream, leave a tombstone."""
+
+    bucket: str
+
+
+Care = MarkLost | DrainBySelf | CarryOut
+
+
+def care_for(
+    bucket: BucketRecord,
+    owner: Silence,
+    *,
+    waited_s: float,
+    adopters: bool,
+    may_judge: bool,
+    lease_s: float,
+) -> Care | None:
+    """What the leader does about one bucket now.
+
+    Args:
+        waited_s: since it was first seen in its present status.
+        adopters: whether any worker lives that could adopt it.
+        may_judge: a full lease of unbroken observation is behind us (blind time, DESIGN 7).
+    """
+    status = BucketStatus(bucket.status)
+    if status is BucketStatus.READY_TO_DELETE:
+        return CarryOut(bucket.bucket)
+    if status in ADOPTABLE:
+        return DrainBySelf(bucket.bucket) if waited_s >= lease_s or not adopters else None
+    if status in OWNED and may_judge and is_gone(bucket, owner, lease_s=lease_s):
+        return MarkLost(bucket.bucket)
+    return None
+
+
+def lost(bucket: BucketRecord, *, reason: str, now_s: float) -> BucketRecord:
+    """Raises: IllegalMoveError."""
+    status = move(BUCKET_MOVES, BucketStatus(bucket.status), BucketEvent.LEASE_LOST)
+    return replace(bucket, status=status.value, reason=reason, was_lost=True, origin=bucket.opener, changed_at=now_s)
+
+
+def adopted(bucket: BucketRecord, *, worker: str, incarnation: str, now_s: float) -> BucketRecord:
+    """With a higher epoch: whoever owned it before can no longer believe in it. Raises: IllegalMoveError."""
+    status = move(BUCKET_MOVES, BucketStatus(bucket.status), BucketEvent.ADOPT)
+    return replace(
+        bucket,
+        status=status.value,
+        worker=worker,
+        incarnation=incarnation,
+        origin=bucket.opener,
+        epoch=bucket.epoch + 1,
+        changed_at=now_s,
+    )
+
+
+def moved(
+    bucket: BucketRecord, event: BucketEvent, *, now_s: float, reason: str = "", returned: int = 0
+) -> BucketRecord:
+    """Raises: IllegalMoveError."""
+    status = move(BUCKET_MOVES, BucketStatus(bucket.status), event)
+    return replace(
+        bucket,
+        status=status.value,
+        reason=reason or bucket.reason,
+        returned=bucket.returned + returned,
+        changed_at=now_s,
+    )

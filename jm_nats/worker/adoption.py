@@ -1,0 +1,197 @@
+"""Buckets that others left behind: claimed by compare-and-set, emptied, handed to the coordinator (DESIGN 7)."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+from nats.js.api import AckPolicy, ConsumerConfig
+
+from jm_core import limits, wire
+from jm_core.model import BucketEvent, BucketStatus, ReturnReason
+from jm_core.ownership import ADOPTABLE, adopted, moved
+from jm_core.wire import BucketRecord, EventBatch, Returned
+from jm_nats.acks import ack
+from jm_nats.connection import NatsLink
+from jm_nats.crashpoints import reach
+from jm_nats.ensure import ensure_consumer
+from jm_nats.errors import AgentError, ConsumerGoneError, NoSuchStreamError
+from jm_nats.kv import CasKv, Stale
+from jm_nats.provision import BUCKET_ACK_WAIT_S, delete_consumer
+from jm_nats.publisher import JetPublisher
+from jm_nats.pull import PullReader
+from jm_nats.subjects import CTL_CONSUMER, Names
+from jm_nats.worker.tasks import Tasks
+
+log = logging.getLogger("jobmaster.worker")
+
+MESSAGES_MAX: Final = 64
+BYTES_MAX: Final = 8 * 1024 * 1024
+EVENTS_MAX: Final = 500
+EMPTY_POLL_S: Final = 0.02
+RETRY_PAUSE_S: Final = 0.5
+
+
+class _OvertakenError(Exception):
+    """Somebody else drains it now."""
+
+
+class Adopter:
+    """Takes over what is left behind.
+
+    Args:
+        may: whether our own lease holds: who may be dead himself adopts nobody.
+    """
+
+    def __init__(
+        self,
+        link: NatsLink,
+        names: Names,
+        kv: CasKv,
+        publisher: JetPublisher,
+        tasks: Tasks,
+        *,
+        worker: str,
+        incarnation: str,
+        may: Callable[[], bool],
+    ) -> None:
+        self._link = link
+        self._names = names
+        self._kv = kv
+        self._publisher = publisher
+        self._tasks = tasks
+        self._worker = worker
+        self._incarnation = incarnation
+        self._may = may
+        self._room = asyncio.Semaphore(limits.ADOPTIONS_MAX)
+        self._left: set[str] = set()  # seen, and not looked at yet
+        self.draining: set[str] = set()
+
+    def seen(self, name: str, record: BucketRecord | None) -> None:
+        """What the registry says of a bucket."""
+        if record is None or record.status not in ADOPTABLE:
+            self._left.discard(name)
+        elif name not in self._left:
+            self._left.add(name)
+            self._tasks.start(self._adopt(name), f"adopts {name}", ends=True)
+
+    async def _adopt(self, name: str) -> None:
+        async with self._room:
+            while name in self._left or name in self.draining:
+                try:
+                    if self._may() and await self._adopt_once(name):
+                        self._left.discard(name)
+                        return
+                except _OvertakenError:
+                    log.info("somebody else drains it", extra={"bucket": name})
+                    self._left.discard(name)
+                    self.draining.discard(name)
+                    return
+                except AgentError as error:
+                    log.warning("adopted bucket waits for NATS", extra={"bucket": name, "error": str(error)})
+                await asyncio.sleep(RETRY_PAUSE_S)
+
+    async def _adopt_once(self, name: str) -> bool:
+        """Claim and drain it. True: it is done, by us or somebody else."""
+        entry = await self._kv.get(name)
+        if entry is None:
+            self.draining.discard(name)
+            return True
+        found = wire.decode_bucket(entry.value)
+        is_ours = found.status == BucketStatus.DRAINING and found.incarnation == self._incarnation
+        if found.status in ADOPTABLE:
+            record = adopted(found, worker=self._worker, incarnation=self._incarnation, now_s=time.time())
+            answer = await self._kv.update(name, wire.encode(record), revision=entry.revision)
+            if isinstance(answer, Stale):
+                return True
+            revision = answer.revision
+        elif is_ours:  # begun, and cut off by an outage
+            record, revision = found, entry.revision
+        else:
+            self.draining.discard(name)
+            return True
+        self.draining.add(name)
+        await self._drain(record, revision)
+        self.draining.discard(name)
+        return True
+
+    async def _drain(self, record: BucketRecord, revision: int) -> None:
+        began_s = time.monotonic()
+        extra = {"bucket": record.bucket, "from": record.opener, "epoch": record.epoch}
+        level = logging.WARNING if record.was_lost else logging.INFO
+        log.log(level, "bucket adopted", extra=extra | {"why": record.reason})
+        reach("adopter.after_claim")
+        try:
+            returned = await self._empty(record)
+        except (NoSuchStreamError, ConsumerGoneError) as absent:
+            if await self._is_overtaken(record):
+                raise _OvertakenError from absent
+            if isinstance(absent, ConsumerGoneError):
+                raise
+            returned = 0  # nothing to read any more: the record knows what was in it
+        done = moved(record, BucketEvent.EMPTIED, now_s=time.time(), returned=returned)
+        if isinstance(await self._kv.update(record.bucket, wire.encode(done), revision=revision), Stale):
+            raise _OvertakenError
+        log.log(
+            level, "bucket emptied", extra=extra | {"jobs": returned, "took_s": round(time.monotonic() - began_s, 3)}
+        )
+
+    async def _is_overtaken(self, record: BucketRecord) -> bool:
+        entry = await self._kv.get(record.bucket)
+        return entry is None or wire.decode_bucket(entry.value).epoch != record.epoch
+
+    async def _empty(self, record: BucketRecord) -> int:
+        """Return every job in its stream: those that are due and those that the server holds for later."""
+        stream, consumer = self._names.bucket_stream(record.bucket), f"drain_{record.epoch}"
+        await self._expel(stream, consumer)
+        subjects = [self._names.run(record.bucket), self._names.sched_any(record.bucket)]
+        wanted = ConsumerConfig(
+            durable_name=consumer, filter_subjects=subjects, ack_policy=AckPolicy.EXPLICIT, ack_wait=BUCKET_ACK_WAIT_S
+        )
+        await ensure_consumer(self._link, stream, wanted)
+        returned = 0
+        async with PullReader(self._link, stream, consumer, batch=MESSAGES_MAX, max_bytes=BYTES_MAX) as reader:
+            while True:
+                try:
+                    async with asyncio.timeout(EMPTY_POLL_S):
+                        messages = await reader.take(MESSAGES_MAX)
+                except TimeoutError:
+                    if await self._is_empty(stream, consumer):
+                        return returned
+                    continue
+                runs = [run for message in messages for run in _runs(message.data, record.bucket)]
+                await self._hand_back(record, runs)
+                reach("adopter.after_returned")
+                for message in messages:
+                    ack(message)
+                returned += len(runs)
+
+    async def _expel(self, stream: str, but: str) -> None:
+        """End whoever reads from it: a zombie's pulls now fail, and so do those of an adopter before us."""
+        listed = await self._link.api(f"CONSUMER.NAMES.{stream}")
+        for consumer in listed.get("consumers") or []:
+            if consumer not in (CTL_CONSUMER, but):
+                await delete_consumer(self._link, stream, consumer)
+
+    async def _is_empty(self, stream: str, consumer: str) -> bool:
+        info = await self._link.api(f"CONSUMER.INFO.{stream}.{consumer}")
+        return not info["num_pending"] and not info["num_ack_pending"]
+
+    async def _hand_back(self, record: BucketRecord, runs: list[wire.Run]) -> None:
+        """In the name of who had it: the record says which worker died with the job."""
+        reason = ReturnReason.LOST if record.was_lost else ReturnReason.ABANDONED
+        now_s = time.time()
+        for start in range(0, len(runs), EVENTS_MAX):
+            events = [Returned(run.id, run.dispatch, reason, now_s) for run in runs[start : start + EVENTS_MAX]]
+            batch = EventBatch(record.bucket, record.epoch, record.opener, list(events))
+            await self._publisher.publish(self._names.events(record.bucket), wire.encode(batch))
+
+
+def _runs(data: bytes, bucket: str) -> list[wire.Run]:
+    try:
+        return wire.decode_runs(data)
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        log.error("undecodable run message dropped", extra={"bucket": bucket, "error": str(error)[:200]})  # noqa: TRY400
+        return []
