@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from jm_core.model import Priority
 from jm_nats import JobContext, JobMaster, NoRetry, Retry
-from tests.support import misbehaviour
+from tests.support import effects, misbehaviour
 
 RUNS_VARIABLE: Final = "JM_TEST_RUNS"  # the file that `counted` writes to
 SHORT_S: Final = 0.05
@@ -62,6 +62,25 @@ def note_run(line: str) -> None:
 def runs_in(path: Path) -> list[str]:
     """Job ids in the order of their runs, each as often as it ran."""
     return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@jm.handler("effect")
+async def effect(ctx: JobContext, seconds: float = 0.0, due: float = 0.0, secret: str = "") -> int:
+    """Tells of its start and its end; see ``tests.support.effects``. ``secret`` is one that no log may show."""
+    effects.note(effects.START, ctx.job_id, ctx.dispatch, time.time(), due)
+    try:
+        await asyncio.sleep(seconds)
+    except asyncio.CancelledError:
+        effects.note(effects.CANCELLED, ctx.job_id, ctx.dispatch, time.time(), due)
+        raise
+    effects.note(effects.END, ctx.job_id, ctx.dispatch, time.time(), due)
+    return ctx.dispatch
+
+
+@jm.handler("long_at_first", max_attempts=10, timeout=3600)
+async def long_at_first(ctx: JobContext, seconds: float, due: float = 0.0) -> int:
+    """As ``effect``; only its first attempt takes long."""
+    return await effect.function(ctx, seconds if ctx.attempt == 1 else 0.0, due)
 
 
 @jm.handler("sleeper")
