@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Raw, Struct
 
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from jm_master.save_store import Refusal
 
 _NULL = b"null"
+# Set by tests only: without the fence, what a worker reports counts that was taken for dead long ago. It shows that the
+# tests of the fence would notice if it were gone.
+WITHOUT_FENCE: Final = "JM_TEST_WITHOUT_FENCE"
+_FENCE: Final = "j.dispatch = u.dispatch AND j.status BETWEEN 2 AND 3"
 
 
 class Recorded(Struct, frozen=True):
@@ -42,6 +47,8 @@ class RecordStore:
         self._database = database
         self._term = term
         self._sql = named("record", database.schema)
+        if os.environ.get(WITHOUT_FENCE):
+            self._sql = {name: text.replace(_FENCE, "true") for name, text in self._sql.items()}
 
     async def record_successes(
         self, events: Sequence[wire.Finished], places: Sequence[int], workers: Sequence[str]

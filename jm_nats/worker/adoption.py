@@ -77,6 +77,11 @@ class Adopter:
             self._left.add(name)
             self._tasks.start(self._adopt(name), f"adopts {name}", ends=True)
 
+    async def finished(self) -> None:
+        """Return when what was claimed is done; nothing more is claimed once ``may`` says no."""
+        while self.draining:  # noqa: ASYNC110 - at most for a few seconds, once
+            await asyncio.sleep(EMPTY_POLL_S)
+
     async def _adopt(self, name: str) -> None:
         async with self._room:
             while name in self._left or name in self.draining:

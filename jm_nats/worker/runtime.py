@@ -151,7 +151,9 @@ class Worker:
             lambda: heartbeat.acknowledged_s, lease_s=self.config.lease_s, verify=buckets.verify, on_trust=engine.pump
         )
         buckets.lease = guard
-        adopter = Adopter(link, names, kv, publisher, tasks, **me, may=guard.holds)
+        # Who is about to go leaves it to those who stay.
+        may = lambda: guard.holds() and self.state in (WorkerState.SERVING, WorkerState.DRAINING)  # noqa: E731
+        adopter = Adopter(link, names, kv, publisher, tasks, **me, may=may)
         return _Parts(link, heartbeat, engine, buckets, guard, adopter, kv, tasks)
 
     def _hint(self, link: NatsLink) -> Callable[[str], Awaitable[None]]:
@@ -225,6 +227,7 @@ class Worker:
         if engine.unreported():
             log.warning("handlers ignore cancellation", extra={"jobs": engine.running_names()})
             engine.report_unended()
+        await _within(FLUSH_TIMEOUT_S, parts.adopter.finished(), "adopted buckets not emptied")
         # What is not flushed is unacked too: it comes back by the lost path. Never hang on a NATS that is away.
         await _within(FLUSH_TIMEOUT_S, self._leave_all(buckets), "reports not flushed")
 

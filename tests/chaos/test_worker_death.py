@@ -66,8 +66,8 @@ class Fill:
 
 
 async def filled(scene: Scene, client: JobClient, *, running: int, held: int) -> Fill:
-    """Fill the only worker: jobs that end by themselves only at a second attempt take its slots; half of the others wait
-    for one, the other half is due in half a lease.
+    """Fill the only worker: jobs that end by themselves only at a second attempt take its slots; half of the others
+    wait for one, the other half is due in half a lease.
     """
     long = [receipt.job_id for receipt in await client.submit_many([
         long_at_first.job({"seconds": LONG_S}) for _ in range(running)
