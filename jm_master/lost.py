@@ -194,13 +194,13 @@ class Undertaker:
         leader.
         """
         bucket = record.bucket
-        level = logging.INFO if reason == "drained" else logging.WARNING
         await delete_consumer(self._link, self._names.bucket_stream(bucket), RUN_CONSUMER)
         await events_recorded(self._link, self._names)
         returned = await self._return_rows(record)
         await delete_bucket(self._link, self._names, bucket)
         await self._tombstone(record, reason, returned)
         self._ledger.forget(bucket)
+        level = logging.WARNING if reason != "drained" else logging.INFO if returned else logging.DEBUG
         log.log(
             level,
             "bucket ends",

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from jm_cli.exits import CliError, ExitCode, debugging
 from jm_cli.settings import ClusterOptions, NatsOptions
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from jm_nats.client import JobClient
 
 T = TypeVar("T")
+LEAVE_S: Final = 0.2  # what is left of a process gets to end by itself
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +42,33 @@ def run_briefly(work: Coroutine[Any, Any, T]) -> T:
 
 
 def run_for_long(work: Coroutine[Any, Any, T]) -> T:
-    """Run a process of the cluster, on uvloop where there is one."""
+    """Run a process of the cluster, on uvloop where there is one.
+
+    A handler that takes no notice of its cancellation must not hold the exit, which asyncio's own way would do for
+    ever: its task is left where it is.
+    """
     import asyncio  # noqa: PLC0415
 
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(work)
+    runner = asyncio.Runner(loop_factory=_loop_factory())
+    stubborn: set[asyncio.Task[Any]] = set()
+
+    async def run() -> T:
+        try:
+            return await work
+        finally:
+            left = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in left:
+                task.cancel()
+            if left:
+                stubborn.update((await asyncio.wait(left, timeout=LEAVE_S))[1])
+
+    try:
+        return runner.run(run())
+    finally:
+        for task in stubborn:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001 - it has been named
+        if not stubborn:
+            runner.close()
 
 
 def _loop_factory() -> Any:

@@ -125,7 +125,7 @@ class Adopter:
     async def _drain(self, record: BucketRecord, revision: int) -> None:
         began_s = time.monotonic()
         extra = {"bucket": record.bucket, "from": record.opener, "epoch": record.epoch}
-        level = logging.WARNING if record.was_lost else logging.INFO
+        level = logging.WARNING if record.was_lost else logging.DEBUG  # in order: its worker has said so
         log.log(level, "bucket adopted", extra=extra | {"why": record.reason})
         reach("adopter.after_claim")
         try:

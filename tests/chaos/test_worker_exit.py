@@ -64,8 +64,8 @@ async def stopped_under_load(scene: Scene, *, times: int, running: int, held: in
             assert await other.stop() == 0
     print(  # noqa: T201 - figures for docs/reliability.md
         f"{times} stopped workers with {running} running and {held} held jobs, drain timeout {drain_s:g} s: exit after "
-        f"{min(exits_s):.2f} to {max(exits_s):.2f} s; held jobs started elsewhere p50 {percentile(elsewhere_s, 0.5):.2f} s, "
-        f"longest {max(elsewhere_s):.2f} s after the signal"
+        f"{min(exits_s):.2f} to {max(exits_s):.2f} s; held jobs started "
+        f"elsewhere p50 {percentile(elsewhere_s, 0.5):.2f} s, longest {max(elsewhere_s):.2f} s after the signal"
     )
     assert max(exits_s) <= drain_s + EXIT_S
     assert max(elsewhere_s) <= ELSEWHERE_S
