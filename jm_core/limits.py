@@ -40,6 +40,8 @@ BACKOFF_JITTER: Final = 0.2
 RETENTION_S: Final = 30 * 86_400.0
 SLOTS: Final = 100
 DRAIN_TIMEOUT_S: Final = 30.0
+RECONCILE_S: Final = 30.0
+NO_BUCKET_THRESHOLD_S: Final = 150.0
 
 # Flow.
 CREDIT_MAX: Final = 5_000  # jobs of one worker that may lie in its buckets

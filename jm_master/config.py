@@ -92,6 +92,10 @@ class CoordinatorConfig:
         save_workers, save_batch_jobs: batches in flight at once and their size.
         record_batch_events: outcomes applied by one statement at most.
         poll_s: how often the assigner looks for due rows when nothing wakes it.
+        reconcile_s: how often workers are asked for what they should hold; what has been due for less is left alone.
+        no_bucket_threshold_s: due jobs that nobody serves for so long get a fallback bucket.
+        accept_agent_loss: when NATS is not the one that the jobs were recorded with, put all of them back and go on,
+            instead of refusing to lead.
         auto_migrate: bring the schema up to date at start (safe with any number of processes).
     """
 
@@ -104,11 +108,15 @@ class CoordinatorConfig:
     poll_s: float = 1.0
     outbox_age_s: float = 15.0
     credit_wait_s: float = limits.CREDIT_WAIT_S
+    reconcile_s: float = limits.RECONCILE_S
+    no_bucket_threshold_s: float = limits.NO_BUCKET_THRESHOLD_S
+    accept_agent_loss: bool = False
     auto_migrate: bool = True
 
     def __post_init__(self) -> None:
         check_finite({name: getattr(self, name) for name in self.__dataclass_fields__})
-        for name in ("lease_s", "transient_threshold_s", "save_workers", "save_batch_jobs", "record_batch_events"):
+        positive = ("lease_s", "transient_threshold_s", "save_workers", "save_batch_jobs", "record_batch_events")
+        for name in (*positive, "reconcile_s", "no_bucket_threshold_s"):
             if getattr(self, name) <= 0:
                 raise InvalidSettingError(f"{name} is {getattr(self, name)}; it must be greater than 0")
         if self.poll_s < 0.05:
