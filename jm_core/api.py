@@ -15,6 +15,7 @@ OP_JOB_RESULT: Final = "job-result"  # ResultRequest -> ResultReply
 OP_JOB_COUNT: Final = "job-count"  # {} -> CountReply
 OP_REJECTED_LIST: Final = "rejected-list"  # RejectedQuery -> RejectedList
 OP_REJECTED_GET: Final = "rejected-get"  # RejectedRef -> RejectedView
+OP_UNSERVED: Final = "unserved"  # {} -> UnservedList
 
 
 class ApiError(Struct, omit_defaults=True):
@@ -142,6 +143,20 @@ class RejectedRef(Struct):
 class CountReply(Struct):
     by_status: dict[str, int]
     rejected: int = 0
+
+
+class UnservedKind(Struct):
+    """Due jobs wait on the master, and no bucket takes them; ``reason`` says why, for people."""
+
+    lane: str
+    priority: str
+    handler: str
+    waiting_since: datetime  # when the first of them was due
+    reason: str
+
+
+class UnservedList(Struct):
+    unserved: list[UnservedKind]
 
 
 Json = dict[str, Any]

@@ -40,6 +40,8 @@ BACKOFF_JITTER: Final = 0.2
 RETENTION_S: Final = 30 * 86_400.0
 SLOTS: Final = 100
 DRAIN_TIMEOUT_S: Final = 30.0
+RECONCILE_S: Final = 30.0
+NO_BUCKET_THRESHOLD_S: Final = 150.0
 
 # Flow.
 CREDIT_MAX: Final = 5_000  # jobs of one worker that may lie in its buckets
@@ -55,8 +57,6 @@ SUSPECT_LOSSES: Final = 2  # workers that died with a job; from then on one such
 EXIT_GRACE_S: Final = 0.5  # what a handler that was cancelled at a stop may take to end
 SILENCE_SHARE: Final = 0.8  # of a lease: a worker heard of since is not gone, whatever became of its key
 ADOPTIONS_MAX: Final = 4  # buckets that one worker drains at the same time
-RECONCILE_S: Final = 30.0
-NO_BUCKET_THRESHOLD_S: Final = 150.0
 
 assert PACK_JOBS <= MESSAGE_JOBS_MAX
 assert ARGS_BYTES_MAX < MESSAGE_BYTES_MAX

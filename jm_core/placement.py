@@ -21,7 +21,7 @@ class WorkerLoad(Struct, frozen=True):
 
 
 class BucketLoad(Struct, frozen=True):
-    """One active bucket; ``handlers`` are the names its worker can run."""
+    """One active bucket, by the priority that it serves; ``handlers`` are the names its worker can run."""
 
     bucket: BucketId
     worker: WorkerId
@@ -29,6 +29,7 @@ class BucketLoad(Struct, frozen=True):
     priority: Priority
     outstanding: int
     handlers: frozenset[str]
+    is_fallback: bool = False
 
 
 class Share(Struct, frozen=True):
@@ -63,10 +64,11 @@ def eligible(buckets: Sequence[BucketLoad], lane: Lane, priority: Priority, hand
     """Buckets of this lane and priority, those whose worker knows the handler first of all.
 
     When none of them knows it, all are eligible: the job is then quarantined with a reason by the one that gets it,
-    which an operator sees, instead of waiting in silence.
+    which an operator sees, instead of waiting in silence. Not through a fallback bucket: it is there for what its
+    worker knows, and the workers that should serve this lane, away now, may well know the handler.
     """
     fitting = [b for b in buckets if b.lane == lane and b.priority == priority]
-    return [b for b in fitting if handler in b.handlers] or fitting
+    return [b for b in fitting if handler in b.handlers] or [b for b in fitting if not b.is_fallback]
 
 
 def split(count: int, credits: Mapping[BucketId, int]) -> list[Share]:

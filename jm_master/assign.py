@@ -112,6 +112,7 @@ class Assigner:
         by_buckets: dict[frozenset[str], list[str]] = defaultdict(list)
         for handler in handlers:
             by_buckets[self._ledger.buckets_for(lane, priority, handler)].append(handler)
+        by_buckets.pop(frozenset(), None)  # there are only fallback buckets, whose workers do not know the handler
         short = False
         for alike in by_buckets.values():
             short |= await self._assign_alike(lane, priority, alike, window)

@@ -92,6 +92,10 @@ class CoordinatorConfig:
         save_workers, save_batch_jobs: batches in flight at once and their size.
         record_batch_events: outcomes applied by one statement at most.
         poll_s: how often the assigner looks for due rows when nothing wakes it.
+        reconcile_s: how often workers are asked for what they should hold; what has been due for less is left alone.
+        no_bucket_threshold_s: due jobs that nobody serves for so long get a fallback bucket.
+        accept_agent_loss: when NATS is not the one that the jobs were recorded with, put all of them back and go on,
+            instead of refusing to lead.
         auto_migrate: bring the schema up to date at start (safe with any number of processes).
         replicas: of the cluster's own streams and KVs, in a NATS cluster.
     """
@@ -105,6 +109,9 @@ class CoordinatorConfig:
     poll_s: float = 1.0
     outbox_age_s: float = 15.0
     credit_wait_s: float = limits.CREDIT_WAIT_S
+    reconcile_s: float = limits.RECONCILE_S
+    no_bucket_threshold_s: float = limits.NO_BUCKET_THRESHOLD_S
+    accept_agent_loss: bool = False
     auto_migrate: bool = True
     replicas: int = 1
 
@@ -117,6 +124,8 @@ class CoordinatorConfig:
             "save_batch_jobs",
             "record_batch_events",
             "replicas",
+            "reconcile_s",
+            "no_bucket_threshold_s",
         )
         for name in positive:
             if getattr(self, name) <= 0:

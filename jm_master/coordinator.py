@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from jm_master.agent_store import AgentStore, AgentStoreChangedError
 from jm_master.backoff import Backoff
 from jm_master.checks import require_schema
 from jm_master.config import CoordinatorConfig, PostgresConfig
@@ -25,17 +26,21 @@ from jm_master.registry import Registry
 from jm_master.terms import LostTermError
 from jm_master.watch import Watch
 from jm_nats.connection import connect
+from jm_nats.errors import AgentUnavailableError, NoSuchStreamError
 from jm_nats.kv import CasKv
 from jm_nats.provision import ensure_cluster
 from jm_nats.subjects import Names
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jm_nats.config import NatsConfig
     from jm_nats.connection import NatsLink
 
 log = logging.getLogger(__name__)
 
 LONG_TERM_S: Final = 60.0
+VIOLATION_POLL_S: Final = 3.0
 
 
 class Coordinator:
@@ -57,6 +62,8 @@ class Coordinator:
         self.ready = asyncio.Event()  # connected to both stores; leading, or standing by
         self.leading = asyncio.Event()  # set for good the first time that we lead with every duty running
         self.registry: Registry  # once ready
+        self.violation: AgentStoreChangedError | None = None  # why it must not lead
+        self.on_violation: Callable[[AgentStoreChangedError | None], None] = lambda _: None  # None: it is over
         self._nats = nats
         self._postgres = postgres
 
@@ -69,6 +76,7 @@ class Coordinator:
         Raises:
             AgentError: NATS cannot be used, at start.
             StoreMisconfiguredError, MigrationBlockedError: Postgres answers, and cannot be used as it is.
+            AgentStoreChangedError: NATS is not the one that the jobs in Postgres were dispatched to, at start.
         """
         async with AsyncExitStack() as stack:
             link = await connect(self._nats, client_name=f"jobmaster coordinator {self.holder}")
@@ -78,6 +86,8 @@ class Coordinator:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._cancel_when, stop, tasks.cancel_scope)
                 await self._prepare_schema(database)
+                store = AgentStore(link, self.names, database, accept_loss=self.config.accept_agent_loss)
+                await self._check_agent_store(link, store)
                 self.registry = Registry(link, self.names, lease_s=self.config.lease_s)
                 tasks.start_soon(self.registry.run)
                 await self.registry.ready.wait()
@@ -87,7 +97,7 @@ class Coordinator:
                 tasks.start_soon(watch.run, self.registry.probe)
                 self.ready.set()
                 log.info("coordinator ready", extra={"coordinator": self.holder})
-                await self._lead_again_and_again(link, database, watch)
+                await self._lead_again_and_again(link, database, store, watch)
 
     async def _ensure_cluster(self, link: NatsLink) -> None:
         await ensure_cluster(link, self.names, lease_s=self.config.lease_s, replicas=self.config.replicas)
@@ -112,22 +122,54 @@ class Coordinator:
             else:
                 return
 
-    async def _lead_again_and_again(self, link: NatsLink, database: Database, watch: Watch) -> None:
+    async def _check_agent_store(self, link: NatsLink, store: AgentStore) -> None:
+        """At start: a wrong NATS ends us here, one that went away meanwhile is waited for."""
+        backoff = Backoff(first_s=0.2, cap_s=5.0)
+        while True:
+            try:
+                await self._ensure_cluster(link)
+                await store.check()
+            except (AgentUnavailableError, NoSuchStreamError) as error:
+                log.warning("waiting for nats", extra={"problem": str(error)})
+                await anyio.sleep(backoff.next_s())
+            else:
+                return
+
+    async def _lead_again_and_again(self, link: NatsLink, database: Database, store: AgentStore, watch: Watch) -> None:
         backoff = Backoff(first_s=0.5, cap_s=10.0)
         while True:
             began_s = time.monotonic()
             try:
-                await self._lead_once(link, Leader(self.config, self.names, link, database, self.registry, watch=watch))
+                leader = Leader(self.config, self.names, link, database, self.registry, watch=watch, agent_store=store)
+                await self._lead_once(link, leader, store)
                 backoff.reset()
+            except* AgentStoreChangedError as changed:
+                self._violated(changed)
             except* LostTermError as lost:
                 log.warning("stepping down", extra={"reason": str(lost.exceptions[0])})
             except* Exception:  # an outage that a duty could not ride out, or a bug: whoever leads next begins afresh
                 log.exception("a duty failed; stepping down")
             if time.monotonic() - began_s > LONG_TERM_S:
                 backoff.reset()  # what failed days apart is not a row of failures
-            await anyio.sleep(backoff.next_s())
+            await anyio.sleep(VIOLATION_POLL_S if self.violation else backoff.next_s())
 
-    async def _lead_once(self, link: NatsLink, leader: Leader) -> None:
+    def _violated(self, group: BaseExceptionGroup[AgentStoreChangedError]) -> None:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        assert isinstance(error, AgentStoreChangedError)
+        if self.violation is None:  # said once; it is looked at again every few seconds
+            log.critical("not leading: %s", error)
+            self.on_violation(error)
+        self.violation = error
+
+    def _is_ours_again(self) -> None:
+        if self.violation is not None:
+            self.violation = None
+            log.warning("NATS is the one that the jobs were recorded with again")
+            self.on_violation(None)
+
+    async def _lead_once(self, link: NatsLink, leader: Leader, store: AgentStore) -> None:
         """Wait to lead; then all duties, until the lease is lost or one of them fails."""
         leadership = Leadership(
             CasKv(link, self.names.cluster_kv),
@@ -137,6 +179,8 @@ class Coordinator:
             margin_s=self.config.trust_margin_s,
         )
         await self._ensure_cluster(link)  # the store may have been lost since
+        await store.check()  # who must not lead does not stand for election either
+        self._is_ours_again()
         await leadership.win()
         try:
             async with anyio.create_task_group() as tasks:

@@ -10,12 +10,14 @@ import anyio
 
 from jm_master.assign import Assigner
 from jm_master.dispatch_store import DispatchStore
+from jm_master.fallback import FallbackDuty
 from jm_master.job_store import JobStore
 from jm_master.leadership import take_term
 from jm_master.ledger import LATER_HORIZON_S, Ledger
 from jm_master.lost import Undertaker
 from jm_master.outbox import Outbox
 from jm_master.placer import Placer
+from jm_master.reconcile import Reconciler, Wired, follow_hints
 from jm_master.record_store import RecordStore
 from jm_master.recorder import Recorder
 from jm_master.runs import RunSender
@@ -24,8 +26,9 @@ from jm_master.saver import Saver
 from jm_master.service import Service
 from jm_master.waiters import ResultWaiters
 from jm_master.wake import Wake
+from jm_master.worker_rpc import WorkerRpc
 from jm_master.writer import Writer, WriterConfig
-from jm_nats.provision import delete_consumer, ensure_cluster
+from jm_nats.provision import BUCKET_ACK_WAIT_S, delete_consumer, ensure_cluster
 from jm_nats.publisher import JetPublisher
 from jm_nats.pull import PullReader
 from jm_nats.subjects import PENDING_CONSUMER, RECORDER_CONSUMER
@@ -33,7 +36,10 @@ from jm_nats.subjects import PENDING_CONSUMER, RECORDER_CONSUMER
 if TYPE_CHECKING:
     import asyncio
 
+    from anyio.abc import TaskGroup
+
     from jm_core.ids import Term
+    from jm_master.agent_store import AgentStore
     from jm_master.config import CoordinatorConfig
     from jm_master.database import Database
     from jm_master.registry import Registry
@@ -57,6 +63,7 @@ class Leader:
         registry: Registry,
         *,
         watch: Watch,
+        agent_store: AgentStore,
     ) -> None:
         self._config = config
         self._names = names
@@ -64,6 +71,8 @@ class Leader:
         self._database = database
         self._registry = registry
         self._watch = watch
+        self._agent_store = agent_store
+        self._rpc = WorkerRpc(link, names)
         self._waiters = ResultWaiters()
         self._assign = Wake()
         self._ledger = Ledger(registry.view)
@@ -73,8 +82,10 @@ class Leader:
 
         Raises:
             LostTermError, AgentError, StoreUnavailableError: a duty could not go on.
+            AgentStoreChangedError: NATS is another one than recorded; nothing was dispatched.
         """
         term = await take_term(self._database, holder)
+        await self._agent_store.settle(term)
         dispatch = DispatchStore(self._database, term)
         counts = await self._database.ride_out(lambda: dispatch.count_in_buckets(later_s=LATER_HORIZON_S))
         self._ledger.seed(counts)
@@ -92,7 +103,11 @@ class Leader:
                 tasks.start_soon(self._writer(pending, sender, outbox, term).run)
                 tasks.start_soon(self._assigner(dispatch, sender, term).run)
                 tasks.start_soon(self._undertaker(recorder, term).run)
-                await tasks.start(Service(self._link, self._names, JobStore(self._database), self._waiters).run)
+                self._start_reconciler(tasks, recorder)
+                fallback = self._fallback(dispatch)
+                stack.callback(self._link.on_disconnect(fallback.blind))
+                tasks.start_soon(fallback.run)
+                await tasks.start(self._service(fallback).run)
                 log.info("leading", extra={"holder": holder, "term": term})
                 leading.set()
 
@@ -178,3 +193,20 @@ class Leader:
             ledger=self._ledger,
             term=term,
         )
+
+    def _start_reconciler(self, tasks: TaskGroup, recorder: Recorder) -> None:
+        ports = Wired(self._link, self._names, database=self._database, recorder=recorder, rpc_to=self._rpc)
+        reconcile_s = self._config.reconcile_s
+        patience_s = max(reconcile_s, BUCKET_ACK_WAIT_S)
+        reconciler = Reconciler(ports, self._registry.view, reconcile_s=reconcile_s, patience_s=patience_s)
+        tasks.start_soon(reconciler.run)
+        tasks.start_soon(follow_hints, self._link, self._names, reconciler)
+
+    def _fallback(self, dispatch: DispatchStore) -> FallbackDuty:
+        threshold_s = self._config.no_bucket_threshold_s
+        view = self._registry.view
+        return FallbackDuty(self._database, dispatch, view, self._rpc, assign=self._assign, threshold_s=threshold_s)
+
+    def _service(self, fallback: FallbackDuty) -> Service:
+        store = JobStore(self._database)
+        return Service(self._link, self._names, store, self._waiters, unserved=fallback.unserved)

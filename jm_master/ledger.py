@@ -14,7 +14,7 @@ from msgspec import Struct, field
 
 from jm_core import limits
 from jm_core.ids import BucketId, Lane, WorkerId
-from jm_core.model import WEIGHTS, Priority
+from jm_core.model import WEIGHTS, BucketKind, Priority
 from jm_core.placement import BucketLoad, Share, WorkerLoad, bucket_credit, eligible, smoothed_rate, split
 from jm_master.registry_view import RegistryView
 from jm_master.wake import Pulse
@@ -23,6 +23,7 @@ RATE_WINDOW_S: Final = 0.05
 RUN_WEIGHT: Final = 0.2  # of the newest report in the smoothed run time
 SILENT_AFTER_S: Final = 0.25  # without an outcome for so long a rate is seen to decay
 LATER_HORIZON_S: Final = 2.0  # what is due within this counts as due now
+PRUNE_S: Final = 60.0
 
 
 class _Account(Struct):
@@ -77,6 +78,7 @@ class Ledger:
         self._accounts: dict[str, _Account] = {}
         self._rates: dict[str, _Rate] = {}
         self._moved_at_s = float("-inf")
+        self._pruned_at_s = 0.0
 
     def seed(self, counts: Iterable[tuple[str, int, int]]) -> None:
         """Start from what Postgres says: (bucket, due second or 0, jobs)."""
@@ -160,6 +162,9 @@ class Ledger:
 
     def mature(self, *, wall_s: float) -> None:
         """Count as due what is due by now. Cheap when nothing is; call it before offers."""
+        if abs(wall_s - self._pruned_at_s) > PRUNE_S:
+            self._pruned_at_s = wall_s
+            self._prune()
         horizon = wall_s + LATER_HORIZON_S
         for account in self._accounts.values():
             if account.later:
@@ -168,6 +173,15 @@ class Ledger:
 
     def forget(self, bucket: str) -> None:
         self._accounts.pop(bucket, None)
+
+    def _prune(self) -> None:
+        """Workers and buckets come and go; what is kept of them must not grow for ever."""
+        self._rates = {worker: rate for worker, rate in self._rates.items() if worker in self._view.workers}
+        self._accounts = {
+            bucket: account
+            for bucket, account in self._accounts.items()
+            if bucket in self._view.buckets or account.due or account.later.total() > 0
+        }
 
     def progress_age_s(self, *, now_s: float) -> float:
         """Since when nothing was dispatched and nothing ended."""
@@ -195,6 +209,7 @@ class Ledger:
                 priority,
                 self._account(bucket.bucket).due,
                 self._view.handlers_of(bucket.worker),
+                bucket.kind == BucketKind.FALLBACK,
             )
             for bucket in self._view.route(lane, priority)
         ]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, TypeVar
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
 from jm_core import wire
-from jm_core.model import BucketStatus, Priority, WorkerState
+from jm_core.fallback import Picture
+from jm_core.model import BucketKind, BucketStatus, Priority, WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+GONE_MAX: Final = 2_000  # removed buckets whose last revision is kept, against a listing that comes late
 
 
 class RegistryView:
@@ -30,13 +34,20 @@ class RegistryView:
         self._routes: dict[tuple[str, int], list[BucketRecord]] = {}
         self._by_worker: dict[str, list[BucketRecord]] = {}
         self._known: dict[str, frozenset[str]] = {}
+        self._gone: OrderedDict[str, None] = OrderedDict()
 
     def route(self, lane: str, priority: int) -> Sequence[BucketRecord]:
-        """The buckets that may be given jobs of this lane and priority."""
+        """The buckets that may be given jobs of this lane and priority: the proper ones, or where there is none those
+        that stand in (and take only what their worker knows: ``placement.eligible``).
+        """
         return self._routes.get((lane, priority), ())
 
     def routes(self) -> Collection[tuple[str, int]]:
         return self._routes.keys()
+
+    def picture(self) -> Picture:
+        """For the rules about fallback buckets."""
+        return Picture(dict(self.workers), [bucket for own in self._by_worker.values() for bucket in own])
 
     def worker_of(self, bucket: str) -> str | None:
         record = self.buckets.get(bucket)
@@ -81,8 +92,10 @@ class RegistryView:
         self.bucket_revisions[key] = revision
         if record is None:
             self.buckets.pop(key, None)
+            self._forget_in_time(key)
         else:
             self.buckets[key] = record
+            self._gone.pop(key, None)
         self._rebuild()
 
     def set_handler(self, name: str, value: bytes | None) -> None:
@@ -94,11 +107,23 @@ class RegistryView:
 
     def _rebuild(self) -> None:
         self._known = {key: frozenset(worker.handlers) for key, worker in self.workers.items()}
-        self._routes, self._by_worker = {}, {}
+        self._by_worker = {}
+        proper: dict[tuple[str, int], list[BucketRecord]] = {}
+        standing_in: dict[tuple[str, int], list[BucketRecord]] = {}
         for record in sorted(self.buckets.values(), key=lambda record: record.bucket):
             if record.status == BucketStatus.ACTIVE and not self.is_orphan(record):
-                self._routes.setdefault((record.lane, record.priority), []).append(record)
+                routes = standing_in if record.kind == BucketKind.FALLBACK else proper
+                routes.setdefault((record.lane, record.serves_priority), []).append(record)
                 self._by_worker.setdefault(record.worker, []).append(record)
+        self._routes = standing_in | proper
+
+    def _forget_in_time(self, key: str) -> None:
+        """Ids are never used again, so what is kept of the removed ones must not grow with every worker that ends."""
+        self._gone[key] = None
+        self._gone.move_to_end(key)
+        while len(self._gone) > GONE_MAX:
+            oldest, _ = self._gone.popitem(last=False)
+            self.bucket_revisions.pop(oldest, None)
 
 
 def _differs(before: WorkerRecord, now: WorkerRecord) -> bool:

@@ -54,11 +54,20 @@ class RefusedError(JmError):
 class Service:
     """Every request gets a reply; what is wrong with it is said in there."""
 
-    def __init__(self, link: NatsLink, names: Names, store: JobStore, waiters: ResultWaiters) -> None:
+    def __init__(
+        self,
+        link: NatsLink,
+        names: Names,
+        store: JobStore,
+        waiters: ResultWaiters,
+        *,
+        unserved: Callable[[], list[api.UnservedKind]] = list,
+    ) -> None:
         self._link = link
         self._names = names
         self._store = store
         self._waiters = waiters
+        self._unserved_now = unserved
         self._reads = anyio.Semaphore(READS_MAX)
         self._open = 0
         self._operations: dict[str, Callable[[bytes], Awaitable[Struct]]] = {
@@ -69,6 +78,7 @@ class Service:
             api.OP_JOB_COUNT: self._counts,
             api.OP_REJECTED_LIST: self._rejected,
             api.OP_REJECTED_GET: self._rejected_one,
+            api.OP_UNSERVED: self._unserved,
         }
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -159,6 +169,9 @@ class Service:
         if view is None:
             raise RefusedError("not_found", f"nothing rejected has the number {request.rejected_id}")
         return view
+
+    async def _unserved(self, _: bytes) -> Struct:
+        return api.UnservedList(self._unserved_now())
 
     async def _result(self, data: bytes) -> Struct:
         """Reply at the job's end, or after ``wait_s`` with its state of the moment."""

@@ -53,6 +53,10 @@ class ApiClient:
     async def rejected_one(self, rejected_id: int) -> api.RejectedView:
         return await self.call(api.OP_REJECTED_GET, api.RejectedRef(rejected_id), api.RejectedView)
 
+    async def unserved(self) -> api.UnservedList:
+        """What due jobs nobody takes, as of the leader's last look."""
+        return await self.call(api.OP_UNSERVED, {}, api.UnservedList)
+
     async def result(self, job_id: str, wait_s: float) -> api.ResultReply | None:
         """The job's end, or its state after ``wait_s``; None when no coordinator answered (one may come)."""
         request = api.ResultRequest(job_id, wait_s)

@@ -23,6 +23,7 @@ METRIC_REJECTED: Final = "jobmaster.jobs.rejected"
 METRIC_DUPLICATES: Final = "jobmaster.jobs.duplicates"
 METRIC_DISPATCHED: Final = "jobmaster.jobs.dispatched"
 METRIC_STALE: Final = "jobmaster.outcomes.stale"
+METRIC_UNSERVED: Final = "jobmaster.kinds.unserved"
 
 _tracer = trace.get_tracer("jobmaster")
 _meter = metrics.get_meter("jobmaster")
@@ -34,6 +35,7 @@ _rejected = _meter.create_counter(METRIC_REJECTED, "{job}", "Jobs refused by the
 _duplicates = _meter.create_counter(METRIC_DUPLICATES, "{job}", "Submissions of a job that was already there")
 _dispatched = _meter.create_counter(METRIC_DISPATCHED, "{job}", "Jobs put into buckets")
 _stale = _meter.create_counter(METRIC_STALE, "{outcome}", "Outcomes refused by the dispatch fence")
+_unserved = _meter.create_gauge(METRIC_UNSERVED, "{kind}", "Lane, priority and handler with due jobs and no worker")
 
 
 class Active:
@@ -125,3 +127,7 @@ def jobs_dispatched(count: int) -> None:
 def outcomes_stale(count: int) -> None:
     if count:
         _stale.add(count)
+
+
+def kinds_unserved(count: int) -> None:
+    _unserved.set(count)

@@ -21,19 +21,25 @@ if TYPE_CHECKING:
     from jm_nats.subjects import Names
 
 POSTGRES_TIMEOUT_S: Final = 6.0
+UNSERVED_SHOWN: Final = 5
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report. ``exit_code`` is OK when all is well; None: it could not be looked at."""
+    """One line of the report. ``exit_code`` is OK when all is well; None: it could not be looked at. A warning is
+    something to know of although nothing is broken.
+    """
 
     name: str
     exit_code: ExitCode | None
     detail: str
     remedy: str | None = None
+    is_warning: bool = False
 
     @property
     def state(self) -> str:
+        if self.is_warning:
+            return "warning"
         return {None: "unknown", ExitCode.OK: "ok"}.get(self.exit_code, "broken")
 
 
@@ -104,6 +110,9 @@ async def _look_at_cluster(link: "NatsLink", names: "Names") -> AsyncIterator[Fi
     yield await _streams(link, names)
     yield await _coordinator(link, names)
     yield await _workers(link, names)
+    unserved = await _unserved(link, names)
+    if unserved is not None:
+        yield unserved
 
 
 async def _streams(link: "NatsLink", names: "Names") -> Finding:
@@ -158,6 +167,27 @@ async def _workers(link: "NatsLink", names: "Names") -> Finding:
     return Finding("workers", ExitCode.OK, f"{len(workers)} alive, {running} of {slots} slots in use")
 
 
+async def _unserved(link: "NatsLink", names: "Names") -> Finding | None:
+    """Due jobs that nobody takes. Nothing where the leader is older than the question, or there is none."""
+    from jm_core.errors import JmError  # noqa: PLC0415
+    from jm_nats.api_client import ApiClient  # noqa: PLC0415
+
+    try:
+        kinds = (await ApiClient(link, names).unserved()).unserved
+    except JmError:
+        return None  # said above
+    if not kinds:
+        return None
+    shown = [
+        f"handler '{kind.handler}' (lane '{kind.lane}', priority {kind.priority}) since "
+        f"{kind.waiting_since:%Y-%m-%d %H:%M:%S} UTC: {kind.reason}"
+        for kind in kinds[:UNSERVED_SHOWN]
+    ]
+    more = [f"and {len(kinds) - UNSERVED_SHOWN} more"] if len(kinds) > UNSERVED_SHOWN else []
+    remedy = "start a worker whose app has the handler and whose --lane and --priority include it"
+    return Finding("unserved", ExitCode.OK, f"due jobs wait: {'; '.join(shown + more)}", remedy, is_warning=True)
+
+
 # -- Postgres
 
 
@@ -196,7 +226,7 @@ def _as_dict(finding: Finding) -> dict[str, str]:
 
 
 def _print(finding: Finding) -> None:
-    sign = {"ok": "ok     ", "broken": "BROKEN ", "unknown": "-      "}[finding.state]
+    sign = {"ok": "ok     ", "broken": "BROKEN ", "unknown": "-      ", "warning": "WARNING"}[finding.state]
     print_line(f"{sign} {finding.name:<12} {safe(redact(finding.detail))}")
     if finding.remedy:
         print_line(f"{'':<20} -> {safe(redact(finding.remedy))}")

@@ -108,6 +108,7 @@ def exit_code_of(error: BaseException) -> ExitCode:
 
 def _codes() -> list[tuple[tuple[type[BaseException], ...], ExitCode]]:
     """Imported only once something has failed: the other layers' errors bring their drivers along."""
+    from jm_master.agent_store import AgentStoreChangedError  # noqa: PLC0415
     from jm_master.migrate import MigrationBlockedError  # noqa: PLC0415
     from jm_master.pg_errors import StoreMisconfiguredError, StoreUnavailableError  # noqa: PLC0415
     from jm_nats.api_client import MasterUnavailableError, NoCoordinatorError  # noqa: PLC0415
@@ -121,7 +122,7 @@ def _codes() -> list[tuple[tuple[type[BaseException], ...], ExitCode]]:
         ((JobFailedError, RejectedError, ResultTimeoutError), ExitCode.OUTCOME),
         ((InvalidJobError, InvalidNameError, InvalidSettingError, PayloadTooLargeError), ExitCode.USAGE),
         ((StoreUnavailableError, StoreMisconfiguredError, MigrationBlockedError), ExitCode.POSTGRES),
-        ((AgentError,), ExitCode.NATS),
+        ((AgentError, AgentStoreChangedError), ExitCode.NATS),
     ]
 
 

@@ -483,6 +483,32 @@ class CoordinatorOptions:
             metavar="SECONDS",
         ),
     ] = limits.CREDIT_WAIT_S
+    reconcile: Annotated[
+        float,
+        setting(
+            "--reconcile",
+            "JM_RECONCILE_S",
+            "How often workers are asked for the jobs that they should hold.",
+            metavar="SECONDS",
+        ),
+    ] = limits.RECONCILE_S
+    no_bucket_threshold: Annotated[
+        float,
+        setting(
+            "--no-bucket-threshold",
+            "JM_NO_BUCKET_THRESHOLD_S",
+            "Due jobs that no worker serves for so long get a stand-in.",
+            metavar="SECONDS",
+        ),
+    ] = limits.NO_BUCKET_THRESHOLD_S
+    accept_agent_loss: Annotated[
+        bool,
+        setting(
+            "--accept-agent-loss",
+            "JM_ACCEPT_AGENT_LOSS",
+            "For one start: the NATS store was lost or replaced; dispatch again all that Postgres has recorded.",
+        ),
+    ] = False
     auto_migrate: Annotated[
         bool, setting("--migrate/--no-migrate", "JM_AUTO_MIGRATE", "Bring the schema up to date at start.")
     ] = True
@@ -503,6 +529,9 @@ class CoordinatorOptions:
             "poll_s": self.poll,
             "outbox_age_s": self.outbox_age,
             "credit_wait_s": self.credit_wait,
+            "reconcile_s": self.reconcile,
+            "no_bucket_threshold_s": self.no_bucket_threshold,
+            "accept_agent_loss": self.accept_agent_loss,
             "auto_migrate": self.auto_migrate,
             "replicas": self.replicas,
         }

@@ -8,6 +8,7 @@ from jm_cli.exits import ExitCode
 from jm_nats.embedded import NatsServer
 from tests.support.cli import jm
 from tests.support.processes import Cluster
+from tests.support.waiting import wait_until
 
 
 def doctor(tmp_path, *arguments, **variables):
@@ -53,6 +54,23 @@ async def test_a_cluster_is_looked_at_as_it_grows(cluster, tmp_path):
     assert code == ExitCode.NO_WORKER
     assert states["workers"] == "broken"
     assert "jm worker MODULE:APP" in report
+
+
+async def test_due_jobs_that_nobody_serves_are_a_warning_and_break_nothing(cluster, tmp_path):
+    await cluster.start()
+    async with cluster.client() as client:
+        await client.submit("no-such-handler", lane="nobody", wait="recorded")
+    report = await wait_until(lambda: warned(tmp_path, cluster), what="the warning")
+    assert "handler 'no-such-handler' (lane 'nobody', priority medium)" in report
+    assert "no live worker knows the handler" in report
+    done = jm("doctor", cwd=tmp_path, **settings(cluster))
+    assert (done.returncode, "WARNING unserved" in done.stdout) == (ExitCode.OK, True)
+
+
+def warned(tmp_path, cluster):
+    code, states, report = doctor(tmp_path, **settings(cluster))
+    assert code == ExitCode.OK
+    return report if states.get("unserved") == "warning" else None
 
 
 async def test_the_report_for_people_names_the_remedies(cluster, tmp_path):

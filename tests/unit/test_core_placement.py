@@ -1,4 +1,5 @@
 import pytest
+from msgspec import structs
 
 from jm_core import limits
 from jm_core.ids import BucketId, Lane, WorkerId
@@ -135,3 +136,10 @@ def test_a_rate_decays_by_its_half_life():
 
 def test_a_rate_over_no_time_at_all_is_no_division_by_zero():
     assert smoothed_rate(0.0, finished=1, elapsed_s=0.0) == 1_000.0
+
+
+def test_a_fallback_bucket_takes_only_what_its_worker_knows():
+    standing_in = structs.replace(bucket("a"), is_fallback=True)
+    assert eligible([standing_in], Lane("default"), Priority.MEDIUM, "mail") == [standing_in]
+    assert eligible([standing_in], Lane("default"), Priority.MEDIUM, "typo") == []
+    assert eligible([standing_in, bucket("b")], Lane("default"), Priority.MEDIUM, "typo") == [bucket("b")]

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from jm_core import limits, wire
-from jm_core.model import Priority
+from jm_core.model import BucketKind, Priority
 from jm_core.wire import BucketRecord, WorkerRecord
 from jm_master.ledger import Ledger
-from jm_master.registry_view import RegistryView
+from jm_master.registry_view import GONE_MAX, RegistryView
 
 BURST = 10 + int(limits.RATE_PRIOR_PER_S * limits.CREDIT_HORIZON_S)  # of an unknown worker with ten slots
 
@@ -132,3 +132,49 @@ def test_a_new_job_gets_the_last_free_place_although_others_wait_on_the_master()
     ledger.give("w-3", BURST - 1, now_s=0.0)
     (share,) = ledger.offer("default", Priority.MEDIUM, "h", 5, later=False, now_s=0.0, newcomers=True)
     assert share.count == 1
+
+
+def fallback_bucket(view, worker, *, serves):
+    record = BucketRecord(
+        f"{worker}-for-{serves}", worker, worker, "default", 5, 1, "active", kind=BucketKind.FALLBACK, serves=serves
+    )
+    view.set_bucket(record.bucket, wire.encode(record), 1)
+
+
+def test_a_fallback_bucket_is_offered_what_its_worker_knows_at_the_priority_that_it_serves():
+    view = view_of("w", priorities=(Priority.CRITICAL,))
+    fallback_bucket(view, "w", serves=1)
+    ledger = Ledger(view)
+    assert offered(ledger, 5, priority=Priority.VERY_LOW) == {"w-for-1": 5}
+    assert offered(ledger, 5, priority=Priority.VERY_LOW, handler="unknown") == {}
+    assert offered(ledger, 5, priority=Priority.CRITICAL) == {"w-5": 5}
+
+
+def test_where_a_proper_bucket_is_the_fallback_one_gets_nothing():
+    view = view_of("w")
+    fallback_bucket(view, "w", serves=3)
+    assert offered(Ledger(view), 5) == {"w-3": 5}
+
+
+def test_what_is_kept_of_workers_and_buckets_that_are_gone_does_not_grow():
+    view = RegistryView()
+    ledger = Ledger(view)
+    for n in range(GONE_MAX + 100):
+        key = f"w{n}"
+        view.set_worker(key, wire.encode(WorkerRecord(key, key, "host", 1, 0.0, 10, ["default"], ["h"])))
+        view.set_bucket(key, wire.encode(BucketRecord(key, key, key, "default", 3, 1, "active")), n + 1)
+        ledger.give(key, 1, now_s=0.0)
+        ledger.settle(key, key, 1, run_s=0.1, now_s=0.0)
+        view.set_bucket(key, None, n + 2)
+        view.set_worker(key, None)
+    ledger.mature(wall_s=1e9)
+    assert (len(ledger._rates), len(ledger._accounts)) == (0, 0)
+    assert len(view.bucket_revisions) == GONE_MAX
+
+
+def test_a_listing_that_overtook_the_watch_does_not_bring_a_removed_bucket_back():
+    view = view_of("w")
+    record = wire.encode(view.buckets["w-3"])
+    view.set_bucket("w-3", None, 7)
+    view.set_bucket("w-3", record, 1)
+    assert "w-3" not in view.buckets
