@@ -40,6 +40,8 @@ BACKOFF_JITTER: Final = 0.2
 RETENTION_S: Final = 30 * 86_400.0
 SLOTS: Final = 100
 DRAIN_TIMEOUT_S: Final = 30.0
+STALL_LIMIT_S: Final = 60.0  # an event loop that has not turned for so long is stuck for good
+POSTGRES_PATIENCE_S: Final = 30.0
 
 # Flow.
 CREDIT_MAX: Final = 5_000  # jobs of one worker that may lie in its buckets

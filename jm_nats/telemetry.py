@@ -23,6 +23,7 @@ METRIC_REJECTED: Final = "jobmaster.jobs.rejected"
 METRIC_DUPLICATES: Final = "jobmaster.jobs.duplicates"
 METRIC_DISPATCHED: Final = "jobmaster.jobs.dispatched"
 METRIC_STALE: Final = "jobmaster.outcomes.stale"
+METRIC_VIOLATIONS: Final = "jobmaster.invariant.violations"
 
 _tracer = trace.get_tracer("jobmaster")
 _meter = metrics.get_meter("jobmaster")
@@ -34,6 +35,7 @@ _rejected = _meter.create_counter(METRIC_REJECTED, "{job}", "Jobs refused by the
 _duplicates = _meter.create_counter(METRIC_DUPLICATES, "{job}", "Submissions of a job that was already there")
 _dispatched = _meter.create_counter(METRIC_DISPATCHED, "{job}", "Jobs put into buckets")
 _stale = _meter.create_counter(METRIC_STALE, "{outcome}", "Outcomes refused by the dispatch fence")
+_violations = _meter.create_counter(METRIC_VIOLATIONS, "{violation}", "Invariants found broken, by name")
 
 
 class Active:
@@ -125,3 +127,7 @@ def jobs_dispatched(count: int) -> None:
 def outcomes_stale(count: int) -> None:
     if count:
         _stale.add(count)
+
+
+def invariant_violated(invariant: str, kind: str) -> None:
+    _violations.add(1, {"invariant": invariant, "kind": kind})
