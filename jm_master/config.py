@@ -92,6 +92,8 @@ class CoordinatorConfig:
         save_workers, save_batch_jobs: batches in flight at once and their size.
         record_batch_events: outcomes applied by one statement at most.
         poll_s: how often the assigner looks for due rows when nothing wakes it.
+        postgres_patience_s: a leader that has had no answer from Postgres for so long resigns; unhealthy it is after
+            two thirds of that.
         auto_migrate: bring the schema up to date at start (safe with any number of processes).
     """
 
@@ -104,6 +106,7 @@ class CoordinatorConfig:
     poll_s: float = 1.0
     outbox_age_s: float = 15.0
     credit_wait_s: float = limits.CREDIT_WAIT_S
+    postgres_patience_s: float = limits.POSTGRES_PATIENCE_S
     auto_migrate: bool = True
 
     def __post_init__(self) -> None:
@@ -111,6 +114,8 @@ class CoordinatorConfig:
         for name in ("lease_s", "transient_threshold_s", "save_workers", "save_batch_jobs", "record_batch_events"):
             if getattr(self, name) <= 0:
                 raise InvalidSettingError(f"{name} is {getattr(self, name)}; it must be greater than 0")
+        if self.postgres_patience_s < 1:
+            raise InvalidSettingError(f"postgres_patience_s is {self.postgres_patience_s:g}; it must be at least 1")
         if self.poll_s < 0.05:
             raise InvalidSettingError(f"poll_s is {self.poll_s}; less than 0.05 s would keep an idle database busy")
         if self.transient_threshold_s <= limits.SCHEDULE_LEAD_S:

@@ -9,23 +9,28 @@ import socket
 import time
 import uuid
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import anyio
 
+from jm_core.health import InvariantViolatedError, violation_in
 from jm_master.backoff import Backoff
 from jm_master.checks import require_schema
 from jm_master.config import CoordinatorConfig, PostgresConfig
 from jm_master.database import Database
+from jm_master.duties import Duties
 from jm_master.leader import Leader
 from jm_master.leadership import Leadership
 from jm_master.lost import Watch
 from jm_master.migrate import migrate
 from jm_master.pg_errors import StoreUnavailableError
+from jm_master.postgres_pulse import CutOffError, PostgresPulse
 from jm_master.registry import Registry
 from jm_master.terms import LostTermError
 from jm_nats.connection import connect
+from jm_nats.health import HealthBoard, describe
 from jm_nats.kv import CasKv
+from jm_nats.link_health import watch_link
 from jm_nats.provision import ensure_cluster
 from jm_nats.subjects import Names
 
@@ -36,6 +41,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LONG_TERM_S: Final = 60.0
+ELECTION: Final = "leadership"
+ELECTION_LEASES: Final = 3  # without an answer to the election for so many leases a coordinator is of no use
 
 
 class Coordinator:
@@ -46,19 +53,28 @@ class Coordinator:
         postgres: the master's database; a Postgres that is away is waited for, at start and later.
         cluster: name of the cluster.
         config: behaviour; see there.
+        board: where it says how it is; one of its own when the caller has none.
     """
 
     def __init__(
-        self, nats: NatsConfig, postgres: PostgresConfig, cluster: str, config: CoordinatorConfig | None = None
+        self,
+        nats: NatsConfig,
+        postgres: PostgresConfig,
+        cluster: str,
+        config: CoordinatorConfig | None = None,
+        *,
+        board: HealthBoard | None = None,
     ) -> None:
         self.names = Names(cluster)
         self.config = config or CoordinatorConfig()
+        self.board = board or HealthBoard("coordinator", "coordinator")
         self.holder = self.config.coordinator_id or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
         self.ready = asyncio.Event()  # connected to both stores; leading, or standing by
         self.leading = asyncio.Event()  # set for good the first time that we lead with every duty running
         self.registry: Registry  # once ready
         self._nats = nats
         self._postgres = postgres
+        self._duties = Duties(self.board)
 
     async def run(self, stop: asyncio.Event, hurry: asyncio.Event | None = None) -> None:  # noqa: ARG002
         """Serve until ``stop`` is set. There is nothing to drain: what is under way the next leader does again.
@@ -69,6 +85,7 @@ class Coordinator:
         Raises:
             AgentError: NATS cannot be used, at start.
             StoreMisconfiguredError, MigrationBlockedError: Postgres answers, and cannot be used as it is.
+        InvariantViolatedError: fail-stop; the board says why.
         """
         async with AsyncExitStack() as stack:
             link = await connect(self._nats, client_name=f"jobmaster coordinator {self.holder}")
@@ -77,12 +94,15 @@ class Coordinator:
             database = await stack.enter_async_context(Database(self._postgres))
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._cancel_when, stop, tasks.cancel_scope)
+                tasks.start_soon(watch_link, link, self.board)
                 await self._prepare_schema(database)
+                pulse = PostgresPulse(database, self.board, patience_s=self.config.postgres_patience_s)
+                tasks.start_soon(pulse.run)
                 self.registry = Registry(link, self.names, lease_s=self.config.lease_s)
                 tasks.start_soon(self.registry.run)
                 await self.registry.ready.wait()
                 self.ready.set()
-                await self._lead_again_and_again(link, database)
+                await self._lead_again_and_again(link, database, pulse)
 
     @staticmethod
     async def _cancel_when(stop: asyncio.Event, scope: anyio.CancelScope) -> None:
@@ -104,25 +124,37 @@ class Coordinator:
             else:
                 return
 
-    async def _lead_again_and_again(self, link: NatsLink, database: Database) -> None:
+    async def _lead_again_and_again(self, link: NatsLink, database: Database, pulse: PostgresPulse) -> None:
         watch = Watch(self.config.lease_s)
         link.on_disconnect(watch.blind)
         link.on_reconnect(watch.blind)
         backoff = Backoff(first_s=0.5, cap_s=10.0)
         while True:
             began_s = time.monotonic()
+            broken = None
+            leader = Leader(self.config, self.names, link, database, self.registry, watch=watch, duties=self._duties)
             try:
-                await self._lead_once(link, Leader(self.config, self.names, link, database, self.registry, watch=watch))
+                await pulse.wait_answer()  # who has no Postgres is no candidate
+                await self._lead_once(link, leader, pulse)
                 backoff.reset()
-            except* LostTermError as lost:
-                log.warning("stepping down", extra={"reason": str(lost.exceptions[0])})
+            except* (LostTermError, CutOffError) as lost:
+                log.warning("stepping down", extra={"reason": describe(lost)})
+            except* InvariantViolatedError as violated:
+                broken = violation_in(violated)
             except* Exception:  # an outage that a duty could not ride out, or a bug: whoever leads next begins afresh
                 log.exception("a duty failed; stepping down")
+            if broken is not None:
+                self._fail_stop(broken)
             if time.monotonic() - began_s > LONG_TERM_S:
                 backoff.reset()  # what failed days apart is not a row of failures
             await anyio.sleep(backoff.next_s())
 
-    async def _lead_once(self, link: NatsLink, leader: Leader) -> None:
+    def _fail_stop(self, broken: InvariantViolatedError) -> NoReturn:
+        self.board.violated(broken.invariant, broken.detail)
+        self.board.halt(str(broken))
+        raise broken
+
+    async def _lead_once(self, link: NatsLink, leader: Leader, pulse: PostgresPulse) -> None:
         """Wait to lead; then all duties, until the lease is lost or one of them fails."""
         leadership = Leadership(
             CasKv(link, self.names.cluster_kv),
@@ -130,12 +162,18 @@ class Coordinator:
             lease_s=self.config.lease_s,
             renew_s=self.config.renew_s,
             margin_s=self.config.trust_margin_s,
+            answered=self._election_goes_on,
         )
         await ensure_cluster(link, self.names, lease_s=self.config.lease_s)  # the store may have been lost since
         await leadership.win()
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(leadership.keep, tasks.cancel_scope.cancel)
+                tasks.start_soon(pulse.raise_when_cut_off)
                 await leader.run(self.holder, self.leading)
         finally:
             await leadership.resign()
+            self.board.retired(ELECTION)  # until we are a candidate again
+
+    def _election_goes_on(self) -> None:
+        self.board.cycle(ELECTION, ELECTION_LEASES * self.config.lease_s)

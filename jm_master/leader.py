@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from jm_core.ids import Term
     from jm_master.config import CoordinatorConfig
     from jm_master.database import Database
+    from jm_master.duties import Duties
     from jm_master.lost import Watch
     from jm_master.registry import Registry
     from jm_nats.connection import NatsLink
@@ -57,6 +58,7 @@ class Leader:
         registry: Registry,
         *,
         watch: Watch,
+        duties: Duties,
     ) -> None:
         self._config = config
         self._names = names
@@ -64,6 +66,7 @@ class Leader:
         self._database = database
         self._registry = registry
         self._watch = watch
+        self._duties = duties
         self._waiters = ResultWaiters()
         self._assign = Wake()
         self._ledger = Ledger(registry.view)
@@ -87,13 +90,17 @@ class Leader:
             events = await stack.enter_async_context(self._events())
             recorder = self._recorder(events, term)
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(outbox.run)
-                tasks.start_soon(recorder.run)
-                tasks.start_soon(self._writer(pending, sender, outbox, term).run)
-                tasks.start_soon(self._assigner(dispatch, sender, term).run)
-                tasks.start_soon(self._undertaker(recorder, term).run)
+                for name, work in {
+                    "outbox": outbox.run,
+                    "recorder": recorder.run,
+                    "writer": self._writer(pending, sender, outbox, term).run,
+                    "assigner": self._assigner(dispatch, sender, term).run,
+                    "undertaker": self._undertaker(recorder, term).run,
+                }.items():
+                    tasks.start_soon(self._duties.run, name, work)
                 await tasks.start(Service(self._link, self._names, JobStore(self._database), self._waiters).run)
                 log.info("leading", extra={"holder": holder, "term": term})
+                self._duties.all_run()
                 leading.set()
 
     async def _take_consumers(self) -> None:

@@ -6,8 +6,9 @@ import logging
 import threading
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from jm_core.errors import JmError
 from jm_core.health import Condition, GroupReport, HaltedLoop, LoopState, Trouble, Verdict, judge
 from jm_nats import telemetry
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from jm_core.health import Invariant
 
 log = logging.getLogger(__name__)
+
+REASON_CHARS_MAX: Final = 300
 
 
 class HealthBoard:
@@ -32,7 +35,7 @@ class HealthBoard:
         self.kind = kind
         self._clock = clock
         self._lock = threading.Lock()
-        self._started = False
+        self._started = self._ended = False
         self._halted: str | None = None
         self._troubles: dict[str, Trouble] = {}
         self._loops: dict[str, LoopState] = {}
@@ -45,6 +48,11 @@ class HealthBoard:
         """The group does its work now. Said once; from then on it is ready unless it is unhealthy."""
         with self._lock:
             self._started = True
+
+    def ended(self) -> None:
+        """The group has ended as it should: nothing is expected of its loops any more."""
+        with self._lock:
+            self._ended = True
 
     def trouble(self, name: str, text: str) -> None:
         """``name`` does not work and is being tried again. Its beginning is kept, the text is the newest."""
@@ -87,13 +95,16 @@ class HealthBoard:
             facts = {"invariant": invariant.value, "meaning": invariant.meaning, "detail": detail, "group": self.name}
             log.error("invariant violated", extra=facts)
 
-    def halt(self, reason: str) -> bool:
-        """The group has failed stop. Final: the first reason stays. True for the first, which is worth a log line."""
+    def halt(self, reason: str, error: BaseException | None = None) -> None:
+        """The group has failed stop. Final: the first reason stays, and is logged, with ``error``'s traceback if that
+        is given.
+        """
         with self._lock:
             first = self._halted is None
             if first:
                 self._halted = reason
-            return first
+        if first:
+            log.error("halted for good", extra={"group": self.name, "reason": reason}, exc_info=error)
 
     # -- what others read
 
@@ -124,6 +135,8 @@ class HealthBoard:
 
     def _condition(self) -> Condition:
         with self._lock:
+            if self._ended and self._halted is None:
+                return Condition(self._clock())
             return Condition(
                 self._clock(),
                 self._halted,
@@ -131,3 +144,11 @@ class HealthBoard:
                 tuple(self._loops.values()),
                 tuple(self._halted_loops.values()),
             )
+
+
+def describe(error: BaseException) -> str:
+    """One line for a reason: the first error of a group, without what may follow its first line."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    text = (str(error).splitlines() or [""])[0][:REASON_CHARS_MAX]
+    return text if isinstance(error, JmError) and text else f"{type(error).__name__}: {text}"

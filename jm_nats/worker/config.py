@@ -10,7 +10,7 @@ import uuid_utils
 from jm_core import limits
 from jm_core.errors import InvalidSettingError, check_finite
 from jm_core.ids import parse_name
-from jm_core.model import Priority
+from jm_core.model import Priority, WorkerMode
 
 
 def default_worker_id() -> str:
@@ -33,6 +33,7 @@ class WorkerConfig:
         cancel_grace_s: how long a handler may take to end after it was cancelled, before it is reported anyway.
         lease_s: heartbeats missing this long and the buckets are lost; the same everywhere in a cluster.
         replicas: of the bucket's stream.
+        mode: what it takes part in; ``COORDINATOR`` is no worker's.
 
     Raises:
         InvalidSettingError, InvalidNameError.
@@ -48,6 +49,7 @@ class WorkerConfig:
     heartbeat_s: float = limits.HEARTBEAT_S
     lease_s: float = limits.LEASE_S
     replicas: int = 1
+    mode: WorkerMode = WorkerMode.EXECUTION
 
     def __post_init__(self) -> None:
         check_finite({name: getattr(self, name) for name in self.__dataclass_fields__})
@@ -62,6 +64,8 @@ class WorkerConfig:
         for name in ("drain_timeout_s", "cancel_grace_s"):
             if getattr(self, name) < 0:
                 raise InvalidSettingError(f"{name} is {getattr(self, name)}; it must not be negative")
+        if self.mode is WorkerMode.COORDINATOR:
+            raise InvalidSettingError("mode is coordinator, which is no worker; run jm_master's Coordinator for that")
         if not self.priorities:
             raise InvalidSettingError("priorities is empty; a worker needs at least one")
         if self.heartbeat_s <= 0 or self.lease_s < 3 * self.heartbeat_s:

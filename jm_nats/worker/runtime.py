@@ -22,6 +22,7 @@ from jm_nats.app import JobMaster
 from jm_nats.clock import CorrectedClock
 from jm_nats.connection import NatsLink, connect, server_clock_offset
 from jm_nats.errors import AgentError
+from jm_nats.health import HealthBoard
 from jm_nats.kv import CasKv, Entry
 from jm_nats.provision import ensure_cluster
 from jm_nats.publisher import JetPublisher
@@ -49,13 +50,14 @@ class Worker:
     now.
     """
 
-    def __init__(self, app: JobMaster, config: WorkerConfig | None = None) -> None:
+    def __init__(self, app: JobMaster, config: WorkerConfig | None = None, *, board: HealthBoard | None = None) -> None:
         if not app.handlers:
             raise InvalidSettingError(
                 f"{app!r} has no handlers; declare one with @{app.cluster}.handler(...) and import it"
             )
         self.app = app
         self.config = config or WorkerConfig()
+        self.board = board or HealthBoard(self.config.worker_id, "worker")
         self.lanes = self.config.lanes or tuple(app.lanes())
         self.incarnation = uuid_utils.uuid7().hex
         self.clock = CorrectedClock()

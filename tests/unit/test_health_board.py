@@ -3,9 +3,10 @@ import threading
 
 import pytest
 
+from jm_core.errors import InvalidSettingError
 from jm_core.health import Health, Invariant
 from jm_nats import telemetry
-from jm_nats.health import HealthBoard
+from jm_nats.health import HealthBoard, describe
 
 
 class Clock:
@@ -68,12 +69,37 @@ def test_a_halted_loop_is_not_taken_for_a_stalled_one(board, clock):
     assert health(board) is Health.DEGRADED
 
 
-def test_the_first_reason_to_halt_stays(board):
-    assert board.halt("first")
-    assert not board.halt("second")
+def test_the_first_reason_to_halt_stays_and_is_logged_once(board, caplog):
+    board.halt("first", KeyError("k"))
+    board.halt("second")
     board.cycle("beat", 10)
+    board.ended()
     assert board.is_halted
     assert board.verdict().reasons == ("halted: first",)
+    [record] = caplog.records
+    assert (record.levelno, record.reason, record.exc_info[0]) == (logging.ERROR, "first", KeyError)
+
+
+def test_nothing_is_expected_of_a_group_that_has_ended(board, clock):
+    board.cycle("beat", 10)
+    board.trouble("nats", "away")
+    board.ended()
+    clock.now_s += 100
+    assert health(board) is Health.HEALTHY
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (InvalidSettingError("slots is 0"), "slots is 0"),
+        (KeyError("k"), "KeyError: 'k'"),
+        (RuntimeError("one\ntwo"), "RuntimeError: one"),
+        (RuntimeError(), "RuntimeError: "),
+        (ExceptionGroup("g", [ExceptionGroup("h", [ValueError("inner")])]), "ValueError: inner"),
+    ],
+)
+def test_a_reason_is_one_line(error, text):
+    assert describe(error) == text
 
 
 def test_each_violation_is_logged_once_and_counted_each_time(board, caplog, monkeypatch):
