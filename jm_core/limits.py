@@ -42,6 +42,8 @@ SLOTS: Final = 100
 DRAIN_TIMEOUT_S: Final = 30.0
 RECONCILE_S: Final = 30.0
 NO_BUCKET_THRESHOLD_S: Final = 150.0
+STALL_LIMIT_S: Final = 60.0  # an event loop that has not turned for so long is stuck for good
+POSTGRES_PATIENCE_S: Final = 30.0
 
 # Flow.
 CREDIT_MAX: Final = 5_000  # jobs of one worker that may lie in its buckets

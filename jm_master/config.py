@@ -96,6 +96,8 @@ class CoordinatorConfig:
         no_bucket_threshold_s: due jobs that nobody serves for so long get a fallback bucket.
         accept_agent_loss: when NATS is not the one that the jobs were recorded with, put all of them back and go on,
             instead of refusing to lead.
+        postgres_patience_s: a leader that has had no answer from Postgres for so long resigns; unhealthy it is after
+            two thirds of that.
         auto_migrate: bring the schema up to date at start (safe with any number of processes).
         replicas: of the cluster's own streams and KVs, in a NATS cluster.
     """
@@ -112,6 +114,7 @@ class CoordinatorConfig:
     reconcile_s: float = limits.RECONCILE_S
     no_bucket_threshold_s: float = limits.NO_BUCKET_THRESHOLD_S
     accept_agent_loss: bool = False
+    postgres_patience_s: float = limits.POSTGRES_PATIENCE_S
     auto_migrate: bool = True
     replicas: int = 1
 
@@ -130,6 +133,8 @@ class CoordinatorConfig:
         for name in positive:
             if getattr(self, name) <= 0:
                 raise InvalidSettingError(f"{name} is {getattr(self, name)}; it must be greater than 0")
+        if self.postgres_patience_s < 1:
+            raise InvalidSettingError(f"postgres_patience_s is {self.postgres_patience_s:g}; it must be at least 1")
         if self.poll_s < 0.05:
             raise InvalidSettingError(f"poll_s is {self.poll_s}; less than 0.05 s would keep an idle database busy")
         if self.transient_threshold_s <= limits.SCHEDULE_LEAD_S:

@@ -9,25 +9,30 @@ import socket
 import time
 import uuid
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import anyio
 
+from jm_core.health import Invariant, InvariantViolatedError, violation_in
 from jm_master.agent_store import AgentStore, AgentStoreChangedError
 from jm_master.backoff import Backoff
 from jm_master.checks import require_schema
 from jm_master.config import CoordinatorConfig, PostgresConfig
 from jm_master.database import Database
+from jm_master.duties import Duties
 from jm_master.leader import Leader
 from jm_master.leadership import Leadership
 from jm_master.migrate import migrate
 from jm_master.pg_errors import StoreUnavailableError
+from jm_master.postgres_pulse import CutOffError, PostgresPulse
 from jm_master.registry import Registry
 from jm_master.terms import LostTermError
 from jm_master.watch import Watch
 from jm_nats.connection import connect
 from jm_nats.errors import AgentUnavailableError, NoSuchStreamError
+from jm_nats.health import HealthBoard, describe
 from jm_nats.kv import CasKv
+from jm_nats.link_health import watch_link
 from jm_nats.provision import ensure_cluster
 from jm_nats.subjects import Names
 
@@ -41,6 +46,9 @@ log = logging.getLogger(__name__)
 
 LONG_TERM_S: Final = 60.0
 VIOLATION_POLL_S: Final = 3.0
+ELECTION: Final = "leadership"
+AGENT_STORE: Final = "agent store"
+ELECTION_LEASES: Final = 3  # without an answer to the election for so many leases a coordinator is of no use
 
 
 class Coordinator:
@@ -51,13 +59,21 @@ class Coordinator:
         postgres: the master's database; a Postgres that is away is waited for, at start and later.
         cluster: name of the cluster.
         config: behaviour; see there.
+        board: where it says how it is; one of its own when the caller has none.
     """
 
     def __init__(
-        self, nats: NatsConfig, postgres: PostgresConfig, cluster: str, config: CoordinatorConfig | None = None
+        self,
+        nats: NatsConfig,
+        postgres: PostgresConfig,
+        cluster: str,
+        config: CoordinatorConfig | None = None,
+        *,
+        board: HealthBoard | None = None,
     ) -> None:
         self.names = Names(cluster)
         self.config = config or CoordinatorConfig()
+        self.board = board or HealthBoard("coordinator", "coordinator")
         self.holder = self.config.coordinator_id or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
         self.ready = asyncio.Event()  # connected to both stores; leading, or standing by
         self.leading = asyncio.Event()  # set for good the first time that we lead with every duty running
@@ -66,6 +82,7 @@ class Coordinator:
         self.on_violation: Callable[[AgentStoreChangedError | None], None] = lambda _: None  # None: it is over
         self._nats = nats
         self._postgres = postgres
+        self._duties = Duties(self.board)
 
     async def run(self, stop: asyncio.Event, hurry: asyncio.Event | None = None) -> None:  # noqa: ARG002
         """Serve until ``stop`` is set. There is nothing to drain: what is under way the next leader does again.
@@ -77,6 +94,7 @@ class Coordinator:
             AgentError: NATS cannot be used, at start.
             StoreMisconfiguredError, MigrationBlockedError: Postgres answers, and cannot be used as it is.
             AgentStoreChangedError: NATS is not the one that the jobs in Postgres were dispatched to, at start.
+        InvariantViolatedError: fail-stop; the board says why.
         """
         async with AsyncExitStack() as stack:
             link = await connect(self._nats, client_name=f"jobmaster coordinator {self.holder}")
@@ -85,7 +103,10 @@ class Coordinator:
             database = await stack.enter_async_context(Database(self._postgres))
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._cancel_when, stop, tasks.cancel_scope)
+                tasks.start_soon(watch_link, link, self.board)
                 await self._prepare_schema(database)
+                pulse = PostgresPulse(database, self.board, patience_s=self.config.postgres_patience_s)
+                tasks.start_soon(pulse.run)
                 store = AgentStore(link, self.names, database, accept_loss=self.config.accept_agent_loss)
                 await self._check_agent_store(link, store)
                 self.registry = Registry(link, self.names, lease_s=self.config.lease_s)
@@ -97,7 +118,7 @@ class Coordinator:
                 tasks.start_soon(watch.run, self.registry.probe)
                 self.ready.set()
                 log.info("coordinator ready", extra={"coordinator": self.holder})
-                await self._lead_again_and_again(link, database, store, watch)
+                await self._lead_again_and_again(link, database, store, watch, pulse)
 
     async def _ensure_cluster(self, link: NatsLink) -> None:
         await ensure_cluster(link, self.names, lease_s=self.config.lease_s, replicas=self.config.replicas)
@@ -135,20 +156,37 @@ class Coordinator:
             else:
                 return
 
-    async def _lead_again_and_again(self, link: NatsLink, database: Database, store: AgentStore, watch: Watch) -> None:
+    async def _lead_again_and_again(
+        self, link: NatsLink, database: Database, store: AgentStore, watch: Watch, pulse: PostgresPulse
+    ) -> None:
         backoff = Backoff(first_s=0.5, cap_s=10.0)
         while True:
             began_s = time.monotonic()
+            broken = None
+            leader = Leader(
+                self.config,
+                self.names,
+                link,
+                database,
+                self.registry,
+                watch=watch,
+                duties=self._duties,
+                agent_store=store,
+            )
             try:
-                leader = Leader(self.config, self.names, link, database, self.registry, watch=watch, agent_store=store)
-                await self._lead_once(link, leader, store)
+                await pulse.wait_answer()  # who has no Postgres is no candidate
+                await self._lead_once(link, leader, store, pulse)
                 backoff.reset()
             except* AgentStoreChangedError as changed:
                 self._violated(changed)
-            except* LostTermError as lost:
-                log.warning("stepping down", extra={"reason": str(lost.exceptions[0])})
+            except* (LostTermError, CutOffError) as lost:
+                log.warning("stepping down", extra={"reason": describe(lost)})
+            except* InvariantViolatedError as violated:
+                broken = violation_in(violated)
             except* Exception:  # an outage that a duty could not ride out, or a bug: whoever leads next begins afresh
                 log.exception("a duty failed; stepping down")
+            if broken is not None:
+                self._fail_stop(broken)
             if time.monotonic() - began_s > LONG_TERM_S:
                 backoff.reset()  # what failed days apart is not a row of failures
             await anyio.sleep(VIOLATION_POLL_S if self.violation else backoff.next_s())
@@ -160,16 +198,24 @@ class Coordinator:
         assert isinstance(error, AgentStoreChangedError)
         if self.violation is None:  # said once; it is looked at again every few seconds
             log.critical("not leading: %s", error)
+            self.board.violated(Invariant.AGENT_STORE_CHANGED, str(error))
+            self.board.trouble(AGENT_STORE, "not leading: NATS is not the one that the jobs were recorded with")
             self.on_violation(error)
         self.violation = error
 
     def _is_ours_again(self) -> None:
         if self.violation is not None:
             self.violation = None
+            self.board.cleared(AGENT_STORE)
             log.warning("NATS is the one that the jobs were recorded with again")
             self.on_violation(None)
 
-    async def _lead_once(self, link: NatsLink, leader: Leader, store: AgentStore) -> None:
+    def _fail_stop(self, broken: InvariantViolatedError) -> NoReturn:
+        self.board.violated(broken.invariant, broken.detail)
+        self.board.halt(str(broken))
+        raise broken
+
+    async def _lead_once(self, link: NatsLink, leader: Leader, store: AgentStore, pulse: PostgresPulse) -> None:
         """Wait to lead; then all duties, until the lease is lost or one of them fails."""
         leadership = Leadership(
             CasKv(link, self.names.cluster_kv),
@@ -177,6 +223,7 @@ class Coordinator:
             lease_s=self.config.lease_s,
             renew_s=self.config.renew_s,
             margin_s=self.config.trust_margin_s,
+            answered=self._election_goes_on,
         )
         await self._ensure_cluster(link)  # the store may have been lost since
         await store.check()  # who must not lead does not stand for election either
@@ -185,6 +232,11 @@ class Coordinator:
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(leadership.keep, tasks.cancel_scope.cancel)
+                tasks.start_soon(pulse.raise_when_cut_off)
                 await leader.run(self.holder, self.leading)
         finally:
             await leadership.resign()
+            self.board.retired(ELECTION)  # until we are a candidate again
+
+    def _election_goes_on(self) -> None:
+        self.board.cycle(ELECTION, ELECTION_LEASES * self.config.lease_s)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from jm_master.agent_store import AgentStore
     from jm_master.config import CoordinatorConfig
     from jm_master.database import Database
+    from jm_master.duties import Duties
     from jm_master.registry import Registry
     from jm_master.watch import Watch
     from jm_nats.connection import NatsLink
@@ -64,6 +65,7 @@ class Leader:
         *,
         watch: Watch,
         agent_store: AgentStore,
+        duties: Duties,
     ) -> None:
         self._config = config
         self._names = names
@@ -73,6 +75,7 @@ class Leader:
         self._watch = watch
         self._agent_store = agent_store
         self._rpc = WorkerRpc(link, names)
+        self._duties = duties
         self._waiters = ResultWaiters()
         self._assign = Wake()
         self._ledger = Ledger(registry.view)
@@ -98,17 +101,21 @@ class Leader:
             events = await stack.enter_async_context(self._events())
             recorder = self._recorder(events, term)
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(outbox.run)
-                tasks.start_soon(recorder.run)
-                tasks.start_soon(self._writer(pending, sender, outbox, term).run)
-                tasks.start_soon(self._assigner(dispatch, sender, term).run)
-                tasks.start_soon(self._undertaker(recorder, term).run)
-                self._start_reconciler(tasks, recorder)
                 fallback = self._fallback(dispatch)
                 stack.callback(self._link.on_disconnect(fallback.blind))
-                tasks.start_soon(fallback.run)
+                for name, work in {
+                    "outbox": outbox.run,
+                    "recorder": recorder.run,
+                    "writer": self._writer(pending, sender, outbox, term).run,
+                    "assigner": self._assigner(dispatch, sender, term).run,
+                    "undertaker": self._undertaker(recorder, term).run,
+                    "fallback": fallback.run,
+                }.items():
+                    tasks.start_soon(self._duties.run, name, work)
+                self._start_reconciler(tasks, recorder)
                 await tasks.start(self._service(fallback).run)
                 log.info("leading", extra={"holder": holder, "term": term})
+                self._duties.all_run()
                 leading.set()
 
     async def _take_consumers(self) -> None:
@@ -199,7 +206,7 @@ class Leader:
         reconcile_s = self._config.reconcile_s
         patience_s = max(reconcile_s, BUCKET_ACK_WAIT_S)
         reconciler = Reconciler(ports, self._registry.view, reconcile_s=reconcile_s, patience_s=patience_s)
-        tasks.start_soon(reconciler.run)
+        tasks.start_soon(self._duties.run, "reconciler", reconciler.run)
         tasks.start_soon(follow_hints, self._link, self._names, reconciler)
 
     def _fallback(self, dispatch: DispatchStore) -> FallbackDuty:

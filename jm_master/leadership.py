@@ -37,14 +37,25 @@ class Leadership:
 
     Args:
         holder: unique to this process; a restarted one must not be taken for its predecessor.
+        answered: called whenever the election has got an answer, also while another one leads.
     """
 
-    def __init__(self, kv: CasKv, holder: str, *, lease_s: float, renew_s: float, margin_s: float) -> None:
+    def __init__(
+        self,
+        kv: CasKv,
+        holder: str,
+        *,
+        lease_s: float,
+        renew_s: float,
+        margin_s: float,
+        answered: Callable[[], None] = lambda: None,
+    ) -> None:
         self._kv = kv
         self._holder = holder
         self._lease_s = lease_s
         self._renew_s = renew_s
         self._margin_s = margin_s
+        self._answered = answered
         self._revision = 0
         self._renewed_s = 0.0
         self._seen: Seen | None = None
@@ -53,7 +64,9 @@ class Leadership:
         """Return when the key is ours. Survives NATS being away."""
         while True:
             try:
-                if await self._try_to_win():
+                won = await self._try_to_win()
+                self._answered()
+                if won:
                     return
             except NoSuchStreamError:
                 raise  # the store was lost: the streams have to be made anew
@@ -115,6 +128,7 @@ class Leadership:
                 match answer:
                     case Written(revision=new):
                         self._revision, self._renewed_s = new, now_s
+                        self._answered()
                         return True
                     case Stale():
                         return await self._is_still_ours(now_s)

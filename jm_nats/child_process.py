@@ -15,7 +15,7 @@ import os
 import signal
 import subprocess
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
@@ -48,14 +48,16 @@ class EmbeddedServerError(JmError):
 
 
 class ChildProcess:
-    """A running server and its guard. ``temporary`` is removed by the guard if we die before the server."""
+    """A running server and its guard. ``temporary`` is removed by the guard if we die before the server. Without a
+    ``log_path`` it writes where we do.
+    """
 
     def __init__(
         self,
         argv: Sequence[str],
         *,
         cwd: Path,
-        log_path: Path,
+        log_path: Path | None,
         lock_fd: int | None = None,
         stop_signal: signal.Signals,
         user: str | None = None,
@@ -66,7 +68,7 @@ class ChildProcess:
         self._paused = False
         self._guard, self._pipe = _start_guard(stop_signal, temporary)
         try:
-            with log_path.open("ab") as log:
+            with log_path.open("ab") if log_path else nullcontext() as log:
                 self._process = subprocess.Popen(
                     argv,
                     cwd=cwd,

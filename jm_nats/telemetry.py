@@ -24,6 +24,7 @@ METRIC_DUPLICATES: Final = "jobmaster.jobs.duplicates"
 METRIC_DISPATCHED: Final = "jobmaster.jobs.dispatched"
 METRIC_STALE: Final = "jobmaster.outcomes.stale"
 METRIC_UNSERVED: Final = "jobmaster.kinds.unserved"
+METRIC_VIOLATIONS: Final = "jobmaster.invariant.violations"
 
 _tracer = trace.get_tracer("jobmaster")
 _meter = metrics.get_meter("jobmaster")
@@ -36,6 +37,7 @@ _duplicates = _meter.create_counter(METRIC_DUPLICATES, "{job}", "Submissions of 
 _dispatched = _meter.create_counter(METRIC_DISPATCHED, "{job}", "Jobs put into buckets")
 _stale = _meter.create_counter(METRIC_STALE, "{outcome}", "Outcomes refused by the dispatch fence")
 _unserved = _meter.create_gauge(METRIC_UNSERVED, "{kind}", "Lane, priority and handler with due jobs and no worker")
+_violations = _meter.create_counter(METRIC_VIOLATIONS, "{violation}", "Invariants found broken, by name")
 
 
 class Active:
@@ -131,3 +133,7 @@ def outcomes_stale(count: int) -> None:
 
 def kinds_unserved(count: int) -> None:
     _unserved.set(count)
+
+
+def invariant_violated(invariant: str, kind: str) -> None:
+    _violations.add(1, {"invariant": invariant, "kind": kind})

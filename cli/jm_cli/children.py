@@ -1,4 +1,6 @@
-"""The processes that ``jm up`` runs: started again when they die, stopped in order, and never left behind."""
+"""Processes of ``jm`` that we run, for ``jm up`` and ``jm worker --processes``: started again when they die, stopped in
+order, and never left behind.
+"""
 
 import asyncio
 import logging
@@ -6,9 +8,10 @@ import os
 import random
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from jm_cli.exits import CliError, ExitCode
 from jm_cli.plain_text import safe
@@ -23,8 +26,19 @@ HEALTHY_AFTER_S: Final = 60.0  # one that lived so long starts anew at the first
 LOG_BYTES_MAX: Final = 10 * 1024 * 1024
 
 
+class Death(NamedTuple):
+    """A child has died, and will be started again."""
+
+    pid: int
+
+
 class Child:
-    """One ``jm`` command as our child; dies with us whatever happens (``ChildProcess``)."""
+    """One ``jm`` command as our child; dies with us whatever happens (``ChildProcess``).
+
+    Args:
+        folder: of its log file; None: it writes to our own stdout and stderr.
+        may_end: exit code 0 is its end, and not a death.
+    """
 
     def __init__(
         self,
@@ -32,13 +46,15 @@ class Child:
         arguments: Sequence[str],
         *,
         env: dict[str, str],
-        folder: Path,
+        folder: Path | None,
         stop_s: float,
         lock_fd: int | None = None,
+        backoff_first_s: float = BACKOFF_FIRST_S,
+        may_end: bool = False,
     ) -> None:
         self.name = name
         self.stop_s = stop_s
-        self.log_path = folder / f"{name}.log"
+        self._log_path = folder / f"{name}.log" if folder else None
         # -P: the current folder comes first on the path only once the app is imported, not while we are.
         self._argv = [sys.executable, "-P", "-m", "jm_cli", *arguments]
         self._env = env
@@ -46,7 +62,39 @@ class Child:
         self._process: ChildProcess | None = None
         self._started_at = 0.0
         self._restart_at: float | None = None
+        self._backoff_first_s = backoff_first_s
+        self._may_end = may_end
         self._failures = 0
+
+    @property
+    def log_path(self) -> Path:
+        assert self._log_path is not None, "it has no log file"
+        return self._log_path
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of the last process; None while it runs, and before the first."""
+        return self._process.exit_code() if self._process is not None else None
+
+    @property
+    def has_ended(self) -> bool:
+        """It was told to end, by somebody else than us, and has."""
+        return self._may_end and self.exit_code == ExitCode.OK
+
+    @property
+    def lived_s(self) -> float:
+        """Since it was last started."""
+        return time.monotonic() - self._started_at
+
+    @property
+    def failures(self) -> int:
+        """Deaths in a row; one that has lived long enough since has made up for them."""
+        return 0 if self.running and self.lived_s > HEALTHY_AFTER_S else self._failures
+
+    @property
+    def last_pid(self) -> int | None:
+        """Of the last process, whether it runs or not."""
+        return self._process.pid if self._process is not None else None
 
     @property
     def running(self) -> bool:
@@ -58,38 +106,40 @@ class Child:
 
     def start(self) -> None:
         self._restart_at = None
-        self._started_at = asyncio.get_running_loop().time()
+        self._started_at = time.monotonic()
         self._process = ChildProcess(
             self._argv,
             cwd=Path.cwd(),
             env=self._env,
-            log_path=self.log_path,
+            log_path=self._log_path,
             lock_fd=self._lock_fd,
             stop_signal=signal.SIGTERM,
         )
 
-    def tend(self) -> None:
-        """Start it again if it has died and its backoff is over.
+    def tend(self) -> Death | None:
+        """Start it again if it has died and its backoff is over; a death is told once, when it is found.
 
         Raises:
             CliError: it will not live: its settings cannot be used.
         """
-        now = asyncio.get_running_loop().time()
+        now_s = time.monotonic()
         if self._restart_at is not None:
-            if now >= self._restart_at:
+            if now_s >= self._restart_at:
                 self.start()
-            return
-        code = self._process.exit_code() if self._process is not None else None
-        if code is None:
-            return
+            return None
+        code = self.exit_code
+        if code is None or self.has_ended:
+            return None
         if code == ExitCode.USAGE:
             raise CliError(ExitCode.USAGE, f"{self.name} cannot run: {self._last_words()}")
-        if now - self._started_at > HEALTHY_AFTER_S:
+        if self.lived_s > HEALTHY_AFTER_S:
             self._failures = 0
-        wait_s = min(BACKOFF_CAP_S, BACKOFF_FIRST_S * 2**self._failures) * random.uniform(0.8, 1.2)  # noqa: S311
+        wait_s = min(BACKOFF_CAP_S, self._backoff_first_s * 2**self._failures) * random.uniform(0.8, 1.2)  # noqa: S311
         self._failures += 1
-        self._restart_at = now + wait_s
+        self._restart_at = now_s + wait_s
         log.error("%s died (%s); it is started again in %.1f s", self.name, _how(code), wait_s)
+        assert self._process is not None
+        return Death(self._process.pid)
 
     def signal(self, number: signal.Signals) -> None:
         if self._process is not None and self.running:
@@ -100,6 +150,8 @@ class Child:
             self._process.kill()
 
     def _last_words(self) -> str:
+        if self._log_path is None:
+            return "its own error is above"
         lines = self.log_path.read_text(errors="replace").splitlines()
         return lines[-1].removeprefix("error: ") if lines else "it said nothing"
 

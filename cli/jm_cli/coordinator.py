@@ -5,9 +5,9 @@ from typing import Final
 import typer
 
 from jm_cli.options import expanded
+from jm_cli.role_settings import CoordinatorOptions, HealthOptions
 from jm_cli.settings import (
     ClusterOptions,
-    CoordinatorOptions,
     LogOptions,
     NatsOptions,
     NatsTuning,
@@ -29,6 +29,7 @@ def coordinator(
     postgres: PostgresOptions,
     cluster: ClusterOptions,
     options: CoordinatorOptions,
+    health: HealthOptions,
     nats: NatsOptions,
     logs: LogOptions,
     tuning: NatsTuning,
@@ -39,13 +40,19 @@ def coordinator(
     Of several, one leads and the others stand by; two make a failover pair. Where Postgres is away it waits, and jobs
     wait in NATS. Unless --no-migrate is given it brings the schema up to date first.
 
+    With --health-port, /readyz is red while it cannot do its work (Postgres or NATS away for long), /livez only when
+    a restart would help.
+
     Examples:
         JM_POSTGRES_DSN=postgresql://jm@db/jobs jm coordinator --cluster shop
+        jm coordinator --health-port 8080          # /livez, /readyz, /health
         jm coordinator                             # in a folder of 'jm up'
     """
+    from jm_cli.groups import Group  # noqa: PLC0415
     from jm_cli.serving import serve  # noqa: PLC0415
     from jm_master.config import CoordinatorConfig, PostgresConfig  # noqa: PLC0415
     from jm_master.coordinator import Coordinator  # noqa: PLC0415
+    from jm_nats.health import HealthBoard  # noqa: PLC0415
 
     logs.start()
     local = local_pair(nats, postgres)
@@ -53,10 +60,11 @@ def coordinator(
     database = PostgresConfig(dsn=postgres.required_dsn(local), schema=postgres.schema, **postgres_tuning.fields())
     connection = nats.nats_config(local, **tuning.fields())
     name = cluster.name(local)
-    # At any moment it can be stopped: what is under way, the next leader does again.
-    serve(
-        lambda: Coordinator(connection, database, name, config),
-        service="coordinator",
-        rule=STOP_RULE,
-        is_ready=lambda _: True,
-    )
+
+    def make() -> list[Group]:
+        board = HealthBoard("coordinator", "coordinator")
+        process = Coordinator(connection, database, name, config, board=board)
+        # At any moment it can be stopped: what is under way, the next leader does again.
+        return [Group(process=process, board=board, stops_any_time=True)]
+
+    serve(make, service="coordinator", rule=STOP_RULE, health=health)

@@ -1,33 +1,32 @@
-"""A process of the cluster from start to drained: signals, event loop, telemetry, exit code."""
+"""A process of the cluster from start to drained: signals, event loop, telemetry, health port, exit code.
+
+A process holds one or more *groups*: workers, each with its own application and settings, and with ``--mode full`` a
+coordinator. They start and stop together, and fail apart (``jm_cli.groups``).
+"""
 
 import asyncio
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from typing import Final, Protocol, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Final
 
 import typer
 
 from jm_cli.exits import ExitCode
+from jm_cli.groups import Group, run_groups
 from jm_cli.misspelt import misspelt
+from jm_cli.redaction import redact
+from jm_cli.role_settings import HealthOptions
 from jm_cli.running import run_for_long
 from jm_cli.telemetry import telemetry
 from jm_cli.version import version
+from jm_nats.health_server import HealthServer, Reporter
 
 log = logging.getLogger("jobmaster.cli")
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-
-class Process(Protocol):
-    """What ``serve`` runs."""
-
-    def run(self, stop: asyncio.Event, hurry: asyncio.Event) -> Awaitable[None]: ...
-
-
-ProcessT = TypeVar("ProcessT", bound=Process)
 
 
 class StopSignals:
@@ -68,43 +67,48 @@ class StopSignals:
             loop.remove_signal_handler(number)
 
 
-def serve(make: Callable[[], ProcessT], *, service: str, rule: str, is_ready: Callable[[ProcessT], bool]) -> None:
-    """Run a process until it has stopped.
+def serve(make: Callable[[], Sequence[Group]], *, service: str, rule: str, health: HealthOptions) -> None:
+    """Run the groups of a process until they have stopped.
 
     Args:
-        make: builds it, inside the event loop.
+        make: builds them, inside the event loop.
         rule: what the first signal does, for the log.
-        is_ready: whether it has anything to drain; before that, a signal ends it at once.
 
     Raises:
-        typer.Exit: with 130 when it was hurried, or stopped before it was ready.
+        typer.Exit: with 130 when it was hurried or stopped before it was ready, with 1 when a group has halted.
     """
     with telemetry(service):
-        code = run_for_long(_serve(make, service, rule, is_ready))
+        code = run_for_long(_serve(make, service, rule, health))
     if code is not ExitCode.OK:
         raise typer.Exit(code)
 
 
-async def _serve(
-    make: Callable[[], ProcessT], service: str, rule: str, is_ready: Callable[[ProcessT], bool]
-) -> ExitCode:
+async def _serve(make: Callable[[], Sequence[Group]], service: str, rule: str, health: HealthOptions) -> ExitCode:
     signals = StopSignals(rule)
     with signals.installed():
         _mention_misspelt()
         log.info("%s starts", service, extra={"pid": os.getpid(), "version": version()})
-        process = make()
-        running = asyncio.ensure_future(process.run(signals.stop, signals.hurry))
-        stopping = asyncio.ensure_future(signals.stop.wait())
+        groups = make()
+        async with health_port([group.board for group in groups], health):
+            return await run_groups(groups, signals.stop, signals.hurry, stays_up=health.health_port is not None)
+
+
+@asynccontextmanager
+async def health_port(boards: Sequence[Reporter], options: HealthOptions) -> AsyncIterator[None]:
+    """The health port, if there is to be one.
+
+    Raises:
+        InvalidSettingError: it cannot be opened.
+    """
+    if options.health_port is None:
+        yield
+        return
+    with HealthServer(boards, host=options.health_host, port=options.health_port, redact=redact) as server:
+        ticking = asyncio.create_task(server.tick())
         try:
-            await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if not running.done() and not is_ready(process):
-                running.cancel()  # it is still looking for NATS
-                await asyncio.wait({running})
-                return ExitCode.INTERRUPTED
-            await running
+            yield
         finally:
-            stopping.cancel()
-    return ExitCode.INTERRUPTED if signals.hurry.is_set() else ExitCode.OK
+            ticking.cancel()
 
 
 def _mention_misspelt() -> None:

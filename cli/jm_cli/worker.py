@@ -1,13 +1,12 @@
 """``jm worker``: runs an application's handlers."""
 
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
 from jm_cli.options import expanded
-from jm_cli.settings import LogOptions, NatsOptions, NatsTuning, WorkerOptions, on_command_line
-
-STOP_RULE: Final = "draining: nothing new is started, running jobs end or go back; send it again to hurry"
+from jm_cli.role_settings import CoordinatorTuning, HealthOptions, WorkerOptions
+from jm_cli.settings import LogOptions, NatsOptions, NatsTuning, PostgresOptions, PostgresTuning, on_command_line
 
 
 def add_to(root: typer.Typer) -> None:
@@ -17,38 +16,55 @@ def add_to(root: typer.Typer) -> None:
 @expanded
 def worker(
     context: typer.Context,
-    target: Annotated[
-        str,
+    targets: Annotated[
+        list[str],
         typer.Argument(
-            metavar="MODULE:APP", envvar="JM_APP", help="Where the JobMaster is; MODULE alone if it has only one."
+            metavar="MODULE:APP",
+            envvar="JM_APP",
+            help="Where the JobMaster is; MODULE alone if it has only one. Each of several is a worker of its own.",
         ),
     ],
     *,
     options: WorkerOptions,
+    health: HealthOptions,
     nats: NatsOptions,
     tuning: NatsTuning,
+    postgres: PostgresOptions,
+    postgres_tuning: PostgresTuning,
+    coordinator: CoordinatorTuning,
     logs: LogOptions,
 ) -> None:
-    """Run the handlers of an application until a signal ends it.
+    """Run the handlers of one or more applications until a signal ends it.
 
     The first SIGTERM or Ctrl-C drains: nothing new is started, running handlers get --drain-timeout, what they leave
     goes back to the master. A second one hurries that, and the exit code is then 130.
 
-    What JobMaster(...) itself says about NATS comes before the variables, and flags come before both.
+    Of several applications in one process, one that fails stops alone, and the process ends with 1 after the others.
+    With --health-port it stays up instead, and says why.
+
+    What JobMaster(...) itself says about NATS comes before the variables, and flags come before both. The settings of
+    Postgres and of the coordinator are for --mode full only.
 
     Examples:
         jm worker shop.jobs:jm
         jm worker shop.jobs:jm --lane mail --slots 20 --drain-timeout 60
+        jm worker shop.jobs:jm reports.jobs:jm     # two workers in one process
+        jm worker shop.jobs:jm --processes 4 --name web --health-port 8080
+        JM_POSTGRES_DSN=postgresql://jm@db/jobs jm worker shop.jobs:jm --mode full
     """
-    from jm_cli.loading import load_app  # noqa: PLC0415
-    from jm_cli.serving import serve  # noqa: PLC0415
-    from jm_nats.worker.config import WorkerConfig  # noqa: PLC0415
-    from jm_nats.worker.runtime import Worker  # noqa: PLC0415
+    from jm_cli.run_worker import WorkerPlan, run_worker  # noqa: PLC0415
 
     logs.start()
-    config = WorkerConfig(**options.fields())
-    app = load_app(target)
-    app.use_nats(nats.nats_config(nats.local, **tuning.fields()), override=on_command_line(context, "nats_"))
-    serve(
-        lambda: Worker(app, config), service="worker", rule=STOP_RULE, is_ready=lambda running: running.ready.is_set()
+    run_worker(
+        WorkerPlan(
+            targets=tuple(targets),
+            options=options,
+            health=health,
+            nats=nats,
+            tuning=tuning,
+            nats_given=on_command_line(context, "nats_"),
+            postgres=postgres,
+            postgres_tuning=postgres_tuning,
+            coordinator=coordinator,
+        )
     )

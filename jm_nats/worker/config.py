@@ -65,7 +65,7 @@ class WorkerConfig:
             if getattr(self, name) < 0:
                 raise InvalidSettingError(f"{name} is {getattr(self, name)}; it must not be negative")
         if self.mode is WorkerMode.COORDINATOR:
-            raise InvalidSettingError("mode is coordinator; a worker's is execution, drain or full")
+            raise InvalidSettingError("mode is coordinator, which is no worker; run jm_master's Coordinator for that")
         if not self.priorities:
             raise InvalidSettingError("priorities is empty; a worker needs at least one")
         if self.heartbeat_s <= 0 or self.lease_s < 3 * self.heartbeat_s:

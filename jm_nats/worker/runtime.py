@@ -23,6 +23,7 @@ from jm_nats.app import JobMaster
 from jm_nats.clock import CorrectedClock
 from jm_nats.connection import NatsLink, connect, server_clock_offset
 from jm_nats.errors import AgentError
+from jm_nats.health import HealthBoard
 from jm_nats.kv import CasKv, Changed, Entry, Removed, Snapshot
 from jm_nats.provision import ensure_cluster
 from jm_nats.publisher import JetPublisher
@@ -55,13 +56,14 @@ class Worker:
     the drain now.
     """
 
-    def __init__(self, app: JobMaster, config: WorkerConfig | None = None) -> None:
+    def __init__(self, app: JobMaster, config: WorkerConfig | None = None, *, board: HealthBoard | None = None) -> None:
         if not app.handlers:
             raise InvalidSettingError(
                 f"{app!r} has no handlers; declare one with @{app.cluster}.handler(...) and import it"
             )
         self.app = app
         self.config = config or WorkerConfig()
+        self.board = board or HealthBoard(self.config.worker_id, "worker")
         self.runs_jobs = self.config.mode is not WorkerMode.DRAIN
         self.lanes = (self.config.lanes or tuple(app.lanes())) if self.runs_jobs else ()
         self.incarnation = uuid_utils.uuid7().hex

@@ -6,7 +6,7 @@ import typing
 import pytest
 import typer
 
-from jm_cli import docs, settings
+from jm_cli import docs, role_settings, settings
 from jm_cli.app import app
 from jm_cli.local_env import LocalEnv, find
 from jm_cli.misspelt import misspelt
@@ -54,7 +54,7 @@ def without_unit(name):
 
 
 def test_every_worker_setting_is_an_option_with_the_same_default():
-    defaults_agree(WorkerConfig, option_fields(settings.WorkerOptions), without_unit)
+    defaults_agree(WorkerConfig, option_fields(role_settings.WorkerOptions), without_unit)
 
 
 def test_every_nats_setting_is_an_option_with_the_same_default():
@@ -68,26 +68,29 @@ def test_every_postgres_setting_is_an_option_with_the_same_default():
 
 
 def test_every_coordinator_setting_is_an_option_with_the_same_default():
-    defaults_agree(CoordinatorConfig, option_fields(settings.CoordinatorOptions), without_unit)
+    defaults_agree(CoordinatorConfig, option_fields(role_settings.CoordinatorOptions), without_unit)
 
 
 def test_what_was_not_given_keeps_the_configuration_s_own_default():
-    config = WorkerConfig(**settings.WorkerOptions().fields())
+    config = WorkerConfig(**role_settings.WorkerOptions().fields())
     assert dataclasses.replace(config, worker_id="x") == WorkerConfig(worker_id="x")
-    assert CoordinatorConfig(**settings.CoordinatorOptions().fields()) == CoordinatorConfig()
+    assert CoordinatorConfig(**role_settings.CoordinatorOptions().fields()) == CoordinatorConfig()
     tuned = PostgresConfig(dsn="postgresql://h/d", **settings.PostgresTuning().fields())
     assert tuned == PostgresConfig(dsn="postgresql://h/d")
     assert settings.NatsOptions().nats_config(None, **settings.NatsTuning().fields()) == NatsConfig()
 
 
 def test_lists_may_be_repeated_or_separated():
-    options = settings.WorkerOptions(lanes=["a,b", "c"], priorities=["high critical"])
+    options = role_settings.WorkerOptions(lanes=["a,b", "c"], priorities=["high critical"])
     config = WorkerConfig(**options.fields())
     assert config.lanes == ("a", "b", "c")
     assert [priority.label for priority in config.priorities] == ["high", "critical"]
 
 
-@pytest.mark.parametrize("group", [value for value in vars(settings).values() if dataclasses.is_dataclass(value)])
+@pytest.mark.parametrize(
+    "group",
+    [value for value in [*vars(settings).values(), *vars(role_settings).values()] if dataclasses.is_dataclass(value)],
+)
 def test_every_shared_setting_has_a_variable_and_help(group):
     for name, hint in typing.get_type_hints(group, include_extras=True).items():
         if typing.get_origin(hint) is typing.ClassVar:

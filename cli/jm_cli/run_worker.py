@@ -1,0 +1,134 @@
+"""What ``jm worker`` does: which groups its process holds, or, with ``--processes``, which children it looks after."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from string import ascii_lowercase
+from typing import TYPE_CHECKING, Final
+
+from jm_cli.exits import UsageError
+from jm_cli.groups import Group
+from jm_cli.loading import load_app
+from jm_cli.role_settings import CoordinatorTuning, HealthOptions, Mode, WorkerOptions
+from jm_cli.serving import serve
+from jm_cli.settings import NatsOptions, NatsTuning, PostgresOptions, PostgresTuning, local_pair
+from jm_cli.supervisor import CHILD_VARIABLE, supervise
+from jm_nats.health import HealthBoard
+from jm_nats.worker.config import WorkerConfig
+from jm_nats.worker.runtime import Worker
+
+if TYPE_CHECKING:
+    from jm_cli.local_env import LocalEnv
+    from jm_master.config import CoordinatorConfig, PostgresConfig
+    from jm_nats.app import JobMaster
+
+STOP_RULE: Final = "draining: nothing new is started, running jobs end or go back; send it again to hurry"
+TARGETS_MAX: Final = len(ascii_lowercase)  # their workers are named with a letter each
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerPlan:
+    targets: tuple[str, ...]
+    options: WorkerOptions
+    health: HealthOptions
+    nats: NatsOptions
+    tuning: NatsTuning
+    nats_given: bool  # by flags, which come before what the application says
+    postgres: PostgresOptions
+    postgres_tuning: PostgresTuning
+    coordinator: CoordinatorTuning
+
+
+def run_worker(plan: WorkerPlan) -> None:
+    """Until a signal. All settings are checked before anything starts.
+
+    Raises:
+        UsageError, InvalidSettingError: they cannot be used.
+        typer.Exit: it did not end with 0.
+    """
+    child = os.environ.pop(CHILD_VARIABLE, None)  # what a handler starts is no child of the supervisor
+    configs = _configs(plan, child)
+    local = _local(plan)
+    apps = _apps(plan, local)
+    master = _Master.of(plan, apps, local) if plan.options.mode is Mode.FULL else None
+    if plan.options.processes > 1 and child is None:
+        supervise(
+            apps, processes=plan.options.processes, drain_timeout_s=plan.options.drain_timeout, health=plan.health
+        )
+        return
+
+    def make() -> Sequence[Group]:
+        groups = [_worker(*three) for three in zip(plan.targets, apps, configs, strict=True)]
+        return [*groups, master.group()] if master else groups
+
+    serve(make, service="worker", rule=STOP_RULE, health=HealthOptions() if child else plan.health)
+
+
+def _worker(target: str, app: "JobMaster", config: WorkerConfig) -> Group:
+    board = HealthBoard(target, "worker")
+    return Group(process=Worker(app, config, board=board), board=board)
+
+
+def _configs(plan: WorkerPlan, child: str | None) -> list[WorkerConfig]:
+    """One per target. ``--name web`` is ``web-2`` in the second process, and ``web-a``, ``web-b`` for two targets."""
+    if len(set(plan.targets)) < len(plan.targets):
+        raise UsageError("an application is named twice; use --slots or --processes to run more of its jobs at once")
+    if len(plan.targets) > TARGETS_MAX:
+        raise UsageError(
+            f"{len(plan.targets)} applications are named, the limit is {TARGETS_MAX}; start more processes"
+        )
+    fields = plan.options.fields()
+    name = fields.pop("worker_id", None)
+    if name is None:
+        return [WorkerConfig(**fields) for _ in plan.targets]
+    letters = [""] if len(plan.targets) == 1 else [f"-{letter}" for letter in ascii_lowercase]
+    process = f"-{child}" if child else ""
+    return [
+        WorkerConfig(worker_id=f"{name}{process}{letter}", **fields)
+        for _, letter in zip(plan.targets, letters, strict=False)
+    ]
+
+
+def _local(plan: WorkerPlan) -> "LocalEnv | None":
+    full = plan.options.mode is Mode.FULL
+    return local_pair(plan.nats, plan.postgres) if full else plan.nats.local
+
+
+def _apps(plan: WorkerPlan, local: "LocalEnv | None") -> list["JobMaster"]:
+    apps = [load_app(target) for target in plan.targets]
+    for app in apps:
+        app.use_nats(plan.nats.nats_config(local, **plan.tuning.fields()), override=plan.nats_given)
+    return apps
+
+
+@dataclass(frozen=True)
+class _Master:
+    """The coordinator of ``--mode full``: of the applications' one cluster."""
+
+    app: "JobMaster"
+    database: "PostgresConfig"
+    config: "CoordinatorConfig"
+
+    @classmethod
+    def of(cls, plan: WorkerPlan, apps: Sequence["JobMaster"], local: "LocalEnv | None") -> "_Master":
+        """Raises:
+        UsageError: there is no Postgres, or more than one cluster.
+        """
+        from jm_master.config import CoordinatorConfig, PostgresConfig  # noqa: PLC0415
+
+        clusters = {(app.cluster, app.nats_config()) for app in apps}
+        if len(clusters) > 1:
+            raise UsageError("--mode full is for one cluster, and the applications are of several; start one for each")
+        dsn = plan.postgres.required_dsn(local)
+        database = PostgresConfig(dsn=dsn, schema=plan.postgres.schema, **plan.postgres_tuning.fields())
+        config = CoordinatorConfig(
+            lease_s=plan.options.lease, replicas=plan.options.replicas, **plan.coordinator.fields()
+        )
+        return cls(apps[0], database, config)
+
+    def group(self) -> Group:
+        from jm_master.coordinator import Coordinator  # noqa: PLC0415
+
+        board = HealthBoard("coordinator", "coordinator")
+        process = Coordinator(self.app.nats_config(), self.database, self.app.cluster, self.config, board=board)
+        return Group(process=process, board=board, stops_any_time=True)
