@@ -90,7 +90,7 @@ class Leader:
                 tasks.start_soon(outbox.run)
                 tasks.start_soon(recorder.run)
                 tasks.start_soon(self._writer(pending, sender, outbox, term).run)
-                tasks.start_soon(self._assigner(dispatch, sender, term).run)
+                tasks.start_soon(self._assigner(dispatch, sender, outbox, term).run)
                 tasks.start_soon(self._undertaker(recorder, term).run)
                 await tasks.start(Service(self._link, self._names, JobStore(self._database), self._waiters).run)
                 log.info("leading", extra={"holder": holder, "term": term})
@@ -153,13 +153,14 @@ class Leader:
             batch_events=self._config.record_batch_events,
         )
 
-    def _assigner(self, dispatch: DispatchStore, sender: RunSender, term: Term) -> Assigner:
+    def _assigner(self, dispatch: DispatchStore, sender: RunSender, outbox: Outbox, term: Term) -> Assigner:
         return Assigner(
             self._database,
             dispatch,
             sender,
             self._ledger,
             self._registry.view,
+            outbox=outbox,
             wake=self._assign,
             term=term,
             threshold_s=self._config.transient_threshold_s,
