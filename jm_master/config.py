@@ -93,6 +93,7 @@ class CoordinatorConfig:
         record_batch_events: outcomes applied by one statement at most.
         poll_s: how often the assigner looks for due rows when nothing wakes it.
         auto_migrate: bring the schema up to date at start (safe with any number of processes).
+        replicas: of the cluster's own streams and KVs, in a NATS cluster.
     """
 
     coordinator_id: str = ""
@@ -105,10 +106,19 @@ class CoordinatorConfig:
     outbox_age_s: float = 15.0
     credit_wait_s: float = limits.CREDIT_WAIT_S
     auto_migrate: bool = True
+    replicas: int = 1
 
     def __post_init__(self) -> None:
         check_finite({name: getattr(self, name) for name in self.__dataclass_fields__})
-        for name in ("lease_s", "transient_threshold_s", "save_workers", "save_batch_jobs", "record_batch_events"):
+        positive = (
+            "lease_s",
+            "transient_threshold_s",
+            "save_workers",
+            "save_batch_jobs",
+            "record_batch_events",
+            "replicas",
+        )
+        for name in positive:
             if getattr(self, name) <= 0:
                 raise InvalidSettingError(f"{name} is {getattr(self, name)}; it must be greater than 0")
         if self.poll_s < 0.05:

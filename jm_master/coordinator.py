@@ -73,7 +73,7 @@ class Coordinator:
         async with AsyncExitStack() as stack:
             link = await connect(self._nats, client_name=f"jobmaster coordinator {self.holder}")
             stack.push_async_callback(link.close)
-            await ensure_cluster(link, self.names, lease_s=self.config.lease_s)  # refused settings end us here
+            await self._ensure_cluster(link)  # refused settings end us here
             database = await stack.enter_async_context(Database(self._postgres))
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._cancel_when, stop, tasks.cancel_scope)
@@ -82,7 +82,11 @@ class Coordinator:
                 tasks.start_soon(self.registry.run)
                 await self.registry.ready.wait()
                 self.ready.set()
+                log.info("coordinator ready", extra={"coordinator": self.holder})
                 await self._lead_again_and_again(link, database)
+
+    async def _ensure_cluster(self, link: NatsLink) -> None:
+        await ensure_cluster(link, self.names, lease_s=self.config.lease_s, replicas=self.config.replicas)
 
     @staticmethod
     async def _cancel_when(stop: asyncio.Event, scope: anyio.CancelScope) -> None:
@@ -131,7 +135,7 @@ class Coordinator:
             renew_s=self.config.renew_s,
             margin_s=self.config.trust_margin_s,
         )
-        await ensure_cluster(link, self.names, lease_s=self.config.lease_s)  # the store may have been lost since
+        await self._ensure_cluster(link)  # the store may have been lost since
         await leadership.win()
         try:
             async with anyio.create_task_group() as tasks:

@@ -107,7 +107,8 @@ class Leader:
             (self._names.events_stream, RECORDER_CONSUMER),
         ):
             await delete_consumer(self._link, stream, consumer)
-        await ensure_cluster(self._link, self._names, lease_s=self._config.lease_s)
+        config = self._config
+        await ensure_cluster(self._link, self._names, lease_s=config.lease_s, replicas=config.replicas)
 
     def _pending(self) -> PullReader:
         # Twice what the workers hold: the next batches lie here when they come back for them.

@@ -486,6 +486,10 @@ class CoordinatorOptions:
     auto_migrate: Annotated[
         bool, setting("--migrate/--no-migrate", "JM_AUTO_MIGRATE", "Bring the schema up to date at start.")
     ] = True
+    replicas: Annotated[
+        int,
+        setting("--replicas", "JM_NATS_REPLICAS", "Replicas of the cluster's streams in a NATS cluster.", metavar="N"),
+    ] = 1
 
     def fields(self) -> dict[str, Any]:
         """For ``CoordinatorConfig``."""
@@ -500,6 +504,7 @@ class CoordinatorOptions:
             "outbox_age_s": self.outbox_age,
             "credit_wait_s": self.credit_wait,
             "auto_migrate": self.auto_migrate,
+            "replicas": self.replicas,
         }
 
 
