@@ -16,6 +16,7 @@ import pytest
 
 from jm_nats.embedded import NatsServer
 from tests.support.app import RUNS_VARIABLE, counted, fail_once, runs_in
+from tests.support.load import load, mix
 from tests.support.processes import ROOT, Cluster, environment
 from tests.support.waiting import wait_until
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
 
-    from jm_nats import JobClient
 
 KILLS: Final = 20
 # A short lease, so that the next leader need not wait long. A restarted coordinator has to sit out what is left of it.
@@ -53,41 +53,6 @@ async def cluster_of(nats_url: str, dsn: str, name: str, runs: Path) -> AsyncIte
         yield cluster
 
 
-class Load:
-    """Submits all the while: half plain jobs, half that fail once and so go round by the master again.
-
-    ``more`` jobs come quickly after each kill, then a trickle, so that a slow machine is not buried in them.
-    """
-
-    def __init__(self, client: JobClient, accepted: list[str]) -> None:
-        self._client = client
-        self._accepted = accepted
-        self._allowance = 0
-        self.enough = False
-
-    def more(self, jobs: int = 150) -> None:
-        self._allowance = len(self._accepted) + jobs
-
-    async def submit(self) -> None:
-        while not self.enough:
-            jobs = [handler.job({}) for handler in (counted, fail_once) for _ in range(5)]
-            self._accepted += [receipt.job_id for receipt in await self._client.submit_many(jobs)]
-            await asyncio.sleep(0.02 if len(self._accepted) < self._allowance else 0.2)
-
-
-@asynccontextmanager
-async def load(client: JobClient, accepted: list[str]) -> AsyncIterator[Load]:
-    made = Load(client, accepted)
-
-    task = asyncio.create_task(made.submit())
-    try:
-        yield made
-    finally:
-        # Not cancelled: a submit that is cut off may have stored jobs whose ids nobody has noted.
-        made.enough = True
-        await task
-
-
 @pytest.mark.chaos
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("points", GROUPS, ids=" ".join)
@@ -109,7 +74,8 @@ async def killed_again_and_again(point: str, nats_url: str, dsn: str, name: str,
     accepted: list[str] = []
     async with cluster_of(nats_url, dsn, name, runs) as cluster:
         worker = await cluster.start_worker().wait_ready()
-        async with cluster.client() as client, load(client, accepted) as work:
+        # Half of them fail once, and so go round by the master again.
+        async with cluster.client() as client, load(client, accepted, mix(counted, fail_once)) as work:
             for kill in range(KILLS):
                 work.more()
                 victim = cluster.start_coordinator(env={"JM_TEST_CRASH_AT": f"{point}:{1 + kill % 3}"})

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from jm_core.model import Priority
 from jm_nats import JobContext, JobMaster, NoRetry, Retry
-from tests.support import misbehaviour
+from tests.support import effects, misbehaviour
 
 RUNS_VARIABLE: Final = "JM_TEST_RUNS"  # the file that `counted` writes to
 SHORT_S: Final = 0.05
@@ -62,6 +62,29 @@ def note_run(line: str) -> None:
 def runs_in(path: Path) -> list[str]:
     """Job ids in the order of their runs, each as often as it ran."""
     return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@jm.handler("effect", backoff=SHORT_S)
+async def effect(
+    ctx: JobContext, seconds: float = 0.0, due: float = 0.0, secret: str = "", *, fail: bool = False
+) -> int:
+    """Tells of its start and its end; see ``tests.support.effects``.
+
+    Args:
+        due: when it was to start; noted.
+        secret: one that no log may show.
+        fail: at the first attempt, before anything is noted.
+    """
+    if fail and ctx.attempt == 1:
+        raise RuntimeError("the first attempt fails")
+    effects.note(effects.START, ctx.job_id, ctx.dispatch, time.time(), due)
+    try:
+        await asyncio.sleep(seconds)
+    except asyncio.CancelledError:
+        effects.note(effects.CANCELLED, ctx.job_id, ctx.dispatch, time.time(), due)
+        raise
+    effects.note(effects.END, ctx.job_id, ctx.dispatch, time.time(), due)
+    return ctx.dispatch
 
 
 @jm.handler("sleeper")

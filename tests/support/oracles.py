@@ -1,12 +1,15 @@
 """What must hold after every scenario, whatever was killed on the way.
 
 Named after the oracles of the field cases: O1 accepted means recorded, O2 nothing left running, O3 terminal is
-terminal, O4 attempts bounded, O5 one accepted outcome, O6 NATS and Postgres agree.
+terminal, O4 attempts bounded, O5 one accepted outcome, O6 NATS and Postgres agree, O7 no event loop was blocked, O9 no
+planted secret is in any log. O8 (memory) is judged where something runs for long (`-m soak`), O10 (exit codes) where
+commands end (tests/integration/test_cli_*.py).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
 
 from jm_core.model import JobStatus
 from tests.support.sql import Sql
@@ -14,8 +17,11 @@ from tests.support.streams import messages_left
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
+# In the DSN and in arguments of jobs of every cluster under test. Its signs make the escaped forms differ.
+PLANTED: Final = "pl@nted-s3cr/t"
+LOOP_BLOCKED: Final = "event loop was blocked"  # the worker's own words, when a timer is a second late
 SHOWN_MAX: Final = 5
 
 # Each finds the jobs that break a rule; none may be found. $1: the first terminal state.
@@ -89,3 +95,16 @@ async def under_way(sql: Sql, *, may_wait: bool = False) -> dict[str, int]:
     if outbox := await sql.value("SELECT count(*) FROM outbox"):
         left["outbox"] = outbox
     return left
+
+
+def leaks(logs: Mapping[str, str], secret: str = PLANTED) -> list[str]:
+    """O9: processes in whose log ``secret`` stands, as it is or escaped."""
+    forms = {secret, quote(secret), quote(secret, safe=""), secret.replace("/", "\\/")}
+    found = sorted(name for name, text in logs.items() if any(form in text for form in forms))
+    return [f"O9: the planted secret is in the log of {name}" for name in found]
+
+
+def blocked_loops(logs: Mapping[str, str]) -> list[str]:
+    """O7: processes whose event loop stood still for a second or more. For scenarios that freeze nobody."""
+    found = sorted(name for name, text in logs.items() if LOOP_BLOCKED in text)
+    return [f"O7: the event loop of {name} was blocked" for name in found]

@@ -12,10 +12,12 @@ import uuid
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
+from urllib.parse import quote
 
 from jm_core.model import JobStatus
 from jm_nats import JobClient, NatsConfig
 from jm_nats.child_process import ChildProcess
+from jm_nats.config import parse_servers
 from tests.support import oracles
 from tests.support.sql import Sql
 from tests.support.streams import delete_streams
@@ -35,6 +37,7 @@ LOG_TAIL_LINES: Final = 40
 # What each says, at level INFO, once it does its work.
 WORKER_READY: Final = ": worker ready"
 COORDINATOR_READY: Final = ": leading"
+STANDBY_READY: Final = ": coordinator ready"  # the one that leads says so, too, before it leads
 TROUBLE: Final = re.compile(r"^.*(?:\bERROR\b|\bCRITICAL\b|Traceback \(most recent call last\)).*$", re.MULTILINE)
 
 
@@ -185,6 +188,10 @@ class Cluster:
     def start_coordinator(self, *options: str, env: Mapping[str, str] | None = None) -> JmProcess:
         return self.processes.start("coordinator", "coordinator", *options, ready=COORDINATOR_READY, env=env)
 
+    def start_standby(self, *options: str, env: Mapping[str, str] | None = None) -> JmProcess:
+        """A coordinator beside one that leads."""
+        return self.processes.start("coordinator", "coordinator", *options, ready=STANDBY_READY, env=env)
+
     def start_worker(self, *options: str, app: str = APP, env: Mapping[str, str] | None = None) -> JmProcess:
         return self.processes.start("worker", "worker", app, *options, ready=WORKER_READY, env=env)
 
@@ -203,10 +210,14 @@ class Cluster:
         """Errors and tracebacks in the logs, by process."""
         return {process.name: lines for process in self.processes.all if (lines := process.trouble())}
 
+    def logs(self) -> dict[str, str]:
+        """All that was logged so far, by process, also by those that have ended."""
+        return {process.name: process.log() for process in self.processes.all}
+
     # -- jobs
 
     def client(self) -> JobClient:
-        return JobClient(self.name, NatsConfig(servers=(self.nats_url,)))
+        return JobClient(self.name, NatsConfig(servers=parse_servers(self.nats_url)))
 
     async def ended(self, job_ids: Iterable[str], timeout_s: float = TIMEOUT_S) -> dict[str, int]:
         """Counts by state, once every one of ``job_ids`` is in a terminal one."""
@@ -233,10 +244,17 @@ class Cluster:
     async def assert_oracles(
         self, accepted_ids: Iterable[str], *, may_wait: bool = False, timeout_s: float = TIMEOUT_S
     ) -> None:
-        """See ``oracles.assert_oracles``."""
+        """See ``oracles.assert_oracles``; and O9 in all logs."""
         await oracles.assert_oracles(
             self.dsn, self.nats_url, self.name, accepted_ids, may_wait=may_wait, timeout_s=timeout_s
         )
+        leaks = oracles.leaks(self.logs())
+        assert not leaks, "\n".join(leaks)
+
+    async def tombstones(self, reason: str | None = None) -> list[str]:
+        """Buckets that are gone, of all reasons or of one: nobody was declared lost if there is none for "lost"."""
+        query = "SELECT bucket_id FROM bucket WHERE $1::text IS NULL OR reason = $1 ORDER BY deleted_at"
+        return [row["bucket_id"] for row in await self.sql.rows(query, reason)]
 
 
 @asynccontextmanager
@@ -259,7 +277,12 @@ def environment(nats_url: str, dsn: str, cluster: str) -> dict[str, str]:
     inherited: dict[str, Any] = {name: value for name, value in os.environ.items() if not name.startswith("JM_")}
     return inherited | {
         "JM_NATS_URL": nats_url,
-        "JM_POSTGRES_DSN": dsn,
+        "JM_POSTGRES_DSN": with_secret(dsn),
         "JM_CLUSTER": cluster,
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "cli")]),
     }
+
+
+def with_secret(dsn: str) -> str:
+    """With a password that Postgres does not ask for, and that nobody may show (oracle O9)."""
+    return dsn.replace("@", f":{quote(oracles.PLANTED, safe='')}@", 1) if dsn.count("@") == 1 else dsn

@@ -39,7 +39,7 @@ async def delete_streams(nats_url: str, cluster: str) -> None:
 
 @asynccontextmanager
 async def _jetstream(nats_url: str) -> AsyncIterator[JetStreamContext]:
-    connection = await nats.connect(nats_url, allow_reconnect=False)
+    connection = await nats.connect(nats_url.split(","), allow_reconnect=False)
     try:
         yield connection.jetstream()
     finally:
