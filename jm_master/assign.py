@@ -20,8 +20,9 @@ from jm_nats.crashpoints import reach
 if TYPE_CHECKING:
     from jm_core.ids import Term
     from jm_master.database import Database
-    from jm_master.dispatch_store import DispatchStore, Waiting
+    from jm_master.dispatch_store import Assigned, DispatchStore, Waiting
     from jm_master.ledger import Ledger
+    from jm_master.outbox import Outbox
     from jm_master.registry_view import RegistryView
     from jm_master.runs import RunSender
     from jm_master.wake import Wake
@@ -40,6 +41,7 @@ class Assigner:
         ledger: Ledger,
         view: RegistryView,
         *,
+        outbox: Outbox,
         wake: Wake,
         term: Term,
         threshold_s: float,
@@ -48,6 +50,7 @@ class Assigner:
         self._database = database
         self._store = store
         self._sender = sender
+        self._outbox = outbox
         self._ledger = ledger
         self._view = view
         self._wake = wake
@@ -135,11 +138,15 @@ class Assigner:
         self, lane: str, priority: Priority, handlers: list[str], window: Window, *, bucket: str, count: int
     ) -> None:
         self._ledger.give(bucket, count, now_s=time.monotonic())
-        given = 0
+        given = tries = 0
+
+        async def one_try() -> Assigned | TermLost:
+            nonlocal tries
+            tries += 1
+            return await self._store.assign(lane, priority, handlers, window, bucket=bucket, count_max=count)
+
         try:
-            answer = await self._database.ride_out(
-                lambda: self._store.assign(lane, priority, handlers, window, bucket=bucket, count_max=count)
-            )
+            answer = await self._database.ride_out(one_try)
             if isinstance(answer, TermLost):
                 raise LostTermError(self._term)
             reach("assign.after_commit")
@@ -151,6 +158,9 @@ class Assigner:
         if given:
             sent = await self._sender.send_all(answer.messages, now_s=time.time())
             await self._database.ride_out(lambda: self._store.delete_outbox(sent))
+        if tries > 1:
+            # An earlier try may have been committed and its answer lost: what it moved is known to the outbox alone.
+            await self._outbox.sweep_now()
 
 
 def _first(kinds: list[Waiting]) -> float:

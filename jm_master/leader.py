@@ -101,19 +101,12 @@ class Leader:
             events = await stack.enter_async_context(self._events())
             recorder = self._recorder(events, term)
             async with anyio.create_task_group() as tasks:
-                fallback = self._fallback(dispatch)
-                stack.callback(self._link.on_disconnect(fallback.blind))
-                for name, work in {
-                    "outbox": outbox.run,
-                    "recorder": recorder.run,
-                    "writer": self._writer(pending, sender, outbox, term).run,
-                    "assigner": self._assigner(dispatch, sender, term).run,
-                    "undertaker": self._undertaker(recorder, term).run,
-                    "fallback": fallback.run,
-                }.items():
-                    tasks.start_soon(self._duties.run, name, work)
-                self._start_reconciler(tasks, recorder)
-                await tasks.start(self._service(fallback).run)
+                tasks.start_soon(outbox.run)
+                tasks.start_soon(recorder.run)
+                tasks.start_soon(self._writer(pending, sender, outbox, term).run)
+                tasks.start_soon(self._assigner(dispatch, sender, outbox, term).run)
+                tasks.start_soon(self._undertaker(recorder, term).run)
+                await tasks.start(Service(self._link, self._names, JobStore(self._database), self._waiters).run)
                 log.info("leading", extra={"holder": holder, "term": term})
                 self._duties.all_run()
                 leading.set()
@@ -176,13 +169,14 @@ class Leader:
             batch_events=self._config.record_batch_events,
         )
 
-    def _assigner(self, dispatch: DispatchStore, sender: RunSender, term: Term) -> Assigner:
+    def _assigner(self, dispatch: DispatchStore, sender: RunSender, outbox: Outbox, term: Term) -> Assigner:
         return Assigner(
             self._database,
             dispatch,
             sender,
             self._ledger,
             self._registry.view,
+            outbox=outbox,
             wake=self._assign,
             term=term,
             threshold_s=self._config.transient_threshold_s,

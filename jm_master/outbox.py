@@ -37,6 +37,10 @@ class Outbox:
             # A younger row may belong to a batch of ours that is just being sent.
             await self._sweep(age_s=self._age_s)
 
+    async def sweep_now(self) -> None:
+        """All that is there, also what a batch of ours is just sending: NATS drops it the second time."""
+        await self._sweep(age_s=0.0)
+
     async def resend(self, ids: Sequence[str]) -> None:
         """These now, as far as they are there."""
         await self._send(ids=ids, age_s=0.0, but=set())

@@ -333,6 +333,179 @@ class LogOptions:
         start_logging(self.log_level.value, json_lines=self.log_format is LogFormat.JSON)
 
 
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """One worker; the fields of ``jm_nats.worker.config.WorkerConfig``."""
+
+    TITLE: ClassVar[str] = "Worker"
+
+    lanes: Annotated[
+        list[str] | None,
+        setting(
+            "--lane",
+            "JM_WORKER_LANES",
+            "Lane to serve; repeat it, or separate several by commas.",
+            show_default="those of the app's handlers, and 'default'",
+            metavar="LANE",
+        ),
+    ] = None
+    slots: Annotated[int, setting("--slots", "JM_WORKER_SLOTS", "Handlers that run at the same time.", metavar="N")] = (
+        limits.SLOTS
+    )
+    process_slots: Annotated[
+        int | None,
+        setting(
+            "--process-slots",
+            "JM_WORKER_PROCESS_SLOTS",
+            "Of these, how many may be processes.",
+            show_default="number of CPUs",
+            metavar="N",
+        ),
+    ] = None
+    priorities: Annotated[
+        list[str] | None,
+        setting(
+            "--priority",
+            "JM_WORKER_PRIORITIES",
+            "Priority to serve; repeat it, or separate several by commas.",
+            show_default="all",
+            metavar=PRIORITY_NAMES,
+        ),
+    ] = None
+    worker_id: Annotated[
+        str | None,
+        setting(
+            "--name", "JM_WORKER_ID", "Worker id, unique in the cluster.", show_default="host-pid-random", metavar="ID"
+        ),
+    ] = None
+    drain_timeout: Annotated[
+        float,
+        setting(
+            "--drain-timeout", "JM_WORKER_DRAIN_TIMEOUT_S", "What running handlers get at a stop.", metavar="SECONDS"
+        ),
+    ] = limits.DRAIN_TIMEOUT_S
+    cancel_grace: Annotated[
+        float,
+        setting(
+            "--cancel-grace", "JM_WORKER_CANCEL_GRACE_S", "What a cancelled handler may take to end.", metavar="SECONDS"
+        ),
+    ] = 5.0
+    lease: Annotated[
+        float,
+        setting(
+            "--lease",
+            "JM_LEASE_S",
+            "Without a heartbeat for so long, a worker counts as lost; the same in all of a cluster.",
+            metavar="SECONDS",
+        ),
+    ] = limits.LEASE_S
+    heartbeat: Annotated[
+        float, setting("--heartbeat", "JM_HEARTBEAT_S", "Between two heartbeats.", metavar="SECONDS")
+    ] = limits.HEARTBEAT_S
+    replicas: Annotated[
+        int, setting("--replicas", "JM_NATS_REPLICAS", "Replicas of its streams in a NATS cluster.", metavar="N")
+    ] = 1
+
+    def fields(self) -> dict[str, Any]:
+        """For ``WorkerConfig``; what was left out keeps that class's own default."""
+        given = {
+            "worker_id": self.worker_id,
+            "process_slots": self.process_slots,
+            "priorities": tuple(parse_priority(word) for word in words(self.priorities)) or None,
+        }
+        return {
+            "lanes": words(self.lanes),
+            "slots": self.slots,
+            "drain_timeout_s": self.drain_timeout,
+            "cancel_grace_s": self.cancel_grace,
+            "lease_s": self.lease,
+            "heartbeat_s": self.heartbeat,
+            "replicas": self.replicas,
+        } | {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoordinatorOptions:
+    """One coordinator; the fields of ``jm_master.config.CoordinatorConfig``."""
+
+    TITLE: ClassVar[str] = "Coordinator"
+
+    coordinator_id: Annotated[
+        str,
+        setting("--name", "JM_COORDINATOR_ID", "Shown in logs.", show_default="host-pid-random", metavar="ID"),
+    ] = ""
+    lease: Annotated[
+        float,
+        setting(
+            "--lease",
+            "JM_LEASE_S",
+            "Of the leadership, and of the workers' heartbeats; the same in all of a cluster.",
+            metavar="SECONDS",
+        ),
+    ] = limits.LEASE_S
+    transient_threshold: Annotated[
+        float,
+        setting(
+            "--transient-threshold",
+            "JM_TRANSIENT_THRESHOLD_S",
+            "How early before its due time a job may be handed to a worker.",
+            metavar="SECONDS",
+        ),
+    ] = limits.TRANSIENT_THRESHOLD_S
+    save_workers: Annotated[
+        int, setting("--save-workers", "JM_SAVE_WORKERS", "Batches that are saved at once.", metavar="N")
+    ] = 2
+    save_batch_jobs: Annotated[
+        int, setting("--save-batch-jobs", "JM_SAVE_BATCH_JOBS", "Jobs saved by one transaction.", metavar="N")
+    ] = limits.SAVE_BATCH_JOBS
+    record_batch_events: Annotated[
+        int,
+        setting(
+            "--record-batch-events", "JM_RECORD_BATCH_EVENTS", "Outcomes recorded by one transaction.", metavar="N"
+        ),
+    ] = 4_000
+    poll: Annotated[
+        float,
+        setting("--poll", "JM_POLL_S", "How often due jobs are looked for when nothing wakes it.", metavar="SECONDS"),
+    ] = 1.0
+    outbox_age: Annotated[
+        float,
+        setting("--outbox-age", "JM_OUTBOX_AGE_S", "Messages unsent for so long are sent again.", metavar="SECONDS"),
+    ] = 15.0
+    credit_wait: Annotated[
+        float,
+        setting(
+            "--credit-wait",
+            "JM_CREDIT_WAIT_S",
+            "How long new jobs wait for a worker's slots before they are left to Postgres.",
+            metavar="SECONDS",
+        ),
+    ] = limits.CREDIT_WAIT_S
+    auto_migrate: Annotated[
+        bool, setting("--migrate/--no-migrate", "JM_AUTO_MIGRATE", "Bring the schema up to date at start.")
+    ] = True
+    replicas: Annotated[
+        int,
+        setting("--replicas", "JM_NATS_REPLICAS", "Replicas of the cluster's streams in a NATS cluster.", metavar="N"),
+    ] = 1
+
+    def fields(self) -> dict[str, Any]:
+        """For ``CoordinatorConfig``."""
+        return {
+            "coordinator_id": self.coordinator_id,
+            "lease_s": self.lease,
+            "transient_threshold_s": self.transient_threshold,
+            "save_workers": self.save_workers,
+            "save_batch_jobs": self.save_batch_jobs,
+            "record_batch_events": self.record_batch_events,
+            "poll_s": self.poll,
+            "outbox_age_s": self.outbox_age,
+            "credit_wait_s": self.credit_wait,
+            "auto_migrate": self.auto_migrate,
+            "replicas": self.replicas,
+        }
+
+
 DataFolder = Annotated[
     Path, setting("--data", "JM_DATA", "Folder of the embedded servers, kept between runs.", metavar="DIR")
 ]

@@ -65,9 +65,19 @@ def runs_in(path: Path) -> list[str]:
     return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
 
 
-@jm.handler("effect")
-async def effect(ctx: JobContext, seconds: float = 0.0, due: float = 0.0, secret: str = "") -> int:
-    """Tells of its start and its end; see ``tests.support.effects``. ``secret`` is one that no log may show."""
+@jm.handler("effect", backoff=SHORT_S)
+async def effect(
+    ctx: JobContext, seconds: float = 0.0, due: float = 0.0, secret: str = "", *, fail: bool = False
+) -> int:
+    """Tells of its start and its end; see ``tests.support.effects``.
+
+    Args:
+        due: when it was to start; noted.
+        secret: one that no log may show.
+        fail: at the first attempt, before anything is noted.
+    """
+    if fail and ctx.attempt == 1:
+        raise RuntimeError("the first attempt fails")
     effects.note(effects.START, ctx.job_id, ctx.dispatch, time.time(), due)
     try:
         await asyncio.sleep(seconds)
@@ -76,35 +86,6 @@ async def effect(ctx: JobContext, seconds: float = 0.0, due: float = 0.0, secret
         raise
     effects.note(effects.END, ctx.job_id, ctx.dispatch, time.time(), due)
     return ctx.dispatch
-
-
-@jm.handler("thread_effect", executor="thread")
-def thread_effect(ctx: JobContext, seconds: float = 0.0, due: float = 0.0) -> int:
-    """As ``effect``, in a thread: it cannot be cancelled."""
-    effects.note(effects.START, ctx.job_id, ctx.dispatch, time.time(), due)
-    time.sleep(seconds)
-    effects.note(effects.END, ctx.job_id, ctx.dispatch, time.time(), due)
-    return ctx.dispatch
-
-
-@jm.handler("exclusive_effect", exclusive=True)
-async def exclusive_effect(ctx: JobContext, seconds: float = 0.0, due: float = 0.0) -> int:
-    return await effect.function(ctx, seconds, due)
-
-
-@jm.handler("long_at_first", max_attempts=10, timeout=3600)
-async def long_at_first(ctx: JobContext, seconds: float, due: float = 0.0) -> int:
-    """As ``effect``; only its first attempt takes long."""
-    return await effect.function(ctx, seconds if ctx.attempt == 1 else 0.0, due)
-
-
-@jm.handler("swallows_cancellation")
-async def swallows_cancellation(ctx: JobContext) -> None:
-    """At its first attempt it never ends, whatever it is asked."""
-    effects.note(effects.START, ctx.job_id, ctx.dispatch, time.time())
-    while ctx.attempt == 1:
-        with suppress(asyncio.CancelledError):
-            await asyncio.sleep(60)
 
 
 @jm.handler("sleeper")

@@ -7,6 +7,7 @@ has no end. See handler ``effect`` in ``tests.support.app``.
 from __future__ import annotations
 
 import os
+import uuid
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +73,13 @@ class Effects:
         """Jobs that ran more than once."""
         return {job_id: times for job_id, times in self.executions().items() if times > 1}
 
+    def delays_s(self) -> list[float]:
+        """From a job's making (its id tells when) to its first start, for all that were to start at once."""
+        first: dict[str, Run] = {}
+        for run in self.runs:
+            first.setdefault(run.job_id, run)
+        return [run.start_s - made_at_s(run.job_id) for run in first.values() if not run.due_s]
+
     def running(self) -> list[Run]:
         return [run for run in self.runs if run.end_s is None]
 
@@ -84,6 +92,11 @@ class Effects:
             found += [(earlier, run) for earlier in before if earlier.end_s is None or earlier.end_s > run.start_s]
             before.append(run)
         return found
+
+
+def made_at_s(job_id: str) -> float:
+    """A UUID of version 7 begins with the time."""
+    return uuid.UUID(job_id).int / (1 << 80) / 1000
 
 
 async def unfounded(sql: Sql, effects: Effects, accepted_ids: Iterable[str]) -> list[str]:
