@@ -9,6 +9,7 @@ import pytest
 
 from jm_cli.exits import ExitCode
 from jm_core.model import BucketKind, WorkerState
+from jm_nats import submission
 from jm_nats.config import NatsConfig
 from jm_nats.connection import connect
 from jm_nats.provision import ensure_bucket, ensure_cluster
@@ -17,7 +18,7 @@ from jm_nats.worker.rpc import RefusedOrderError, WorkerRpc
 from tests.conftest import delete_streams, run_apart
 from tests.support.cli import Running, jm
 from tests.support.fake_worker import FakeOrders, bucket_record, put_records, worker_record
-from tests.support.processes import APP, WORKER_READY, Processes, environment
+from tests.support.processes import APP, WORKER_READY, Cluster, Processes, environment
 from tests.support.waiting import wait_until
 
 
@@ -285,3 +286,54 @@ async def test_a_bucket_without_a_stream_is_shown_all_the_same(link, names, run)
     await put_records(link, names, bucket_record())
     shown = fields(await run("bucket", "show", "default-high-1"))
     assert (shown["stream"], shown["worker"]) == ("gone", "w-1 (gone)")
+
+
+# -- orders to real workers
+
+
+async def test_a_real_worker_drains_takes_jobs_again_and_drains_to_its_end(
+    nats_server, database, cluster_name, tmp_path
+):
+    run = run_in(tmp_path, nats_server.url, cluster_name)
+    go = tmp_path / "go"
+    async with Cluster(nats_server.url, database, cluster_name, JM_HEARTBEAT_S="0.3") as cluster:
+        await cluster.start_coordinator().wait_ready()
+        worker = await cluster.start_worker("--name", "w-1").wait_ready()
+        async with cluster.client() as client:
+            first = await client.submit(submission("waits_for_file", {"path": str(go)}))
+            await wait_until(lambda: list(tmp_path.glob("go.*")), what="the start of the job")
+            assert (await run("worker", "drain", "w-1")).stdout == "w-1 draining\n"
+            shown = json.loads((await run("worker", "show", "w-1", "--json")).stdout)
+            assert [job["id"] for job in shown["status"]["running"]] == [first.job_id]
+            assert (await run("worker", "drain", "w-1", "--undo")).stdout == "w-1 serving\n"
+            second = await client.submit(submission("noop"))
+            assert await cluster.ended([second.job_id]) == {"succeeded": 1}
+            draining = asyncio.create_task(run("worker", "drain", "w-1", "--wait"))
+
+            async def is_draining():
+                return json.loads((await run("worker", "list", "--json")).stdout)["workers"][0]["state"] == "draining"
+
+            await wait_until(is_draining)
+            assert worker.running
+            go.touch()
+            assert (await draining).stdout == "w-1 gone\n"
+            assert await worker.wait_exit() == 0
+        assert await cluster.ended([first.job_id]) == {"succeeded": 1}
+
+
+async def test_a_real_worker_that_is_told_to_hurry_gives_its_job_back(nats_server, database, cluster_name, tmp_path):
+    run = run_in(tmp_path, nats_server.url, cluster_name)
+    go = tmp_path / "go"
+    async with Cluster(nats_server.url, database, cluster_name, JM_HEARTBEAT_S="0.3") as cluster:
+        await cluster.start_coordinator().wait_ready()
+        worker = await cluster.start_worker("--name", "w-1", "--drain-timeout", "600").wait_ready()
+        async with cluster.client() as client:
+            job = await client.submit(submission("waits_for_file", {"path": str(go)}))
+        await wait_until(lambda: list(tmp_path.glob("go.*")), what="the start of the job")
+        assert (await run("worker", "stop", "w-1")).stdout == "w-1 stopping\n"
+        assert worker.running
+        assert (await run("worker", "stop", "w-1", "--hurry", "--wait")).stdout == "w-1 gone\n"
+        await worker.wait_exit()
+        go.touch()
+        await cluster.start_worker().wait_ready()
+        assert await cluster.ended([job.job_id]) == {"succeeded": 1}
