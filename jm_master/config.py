@@ -127,6 +127,8 @@ class CoordinatorConfig:
             "save_batch_jobs",
             "record_batch_events",
             "replicas",
+            "reconcile_s",
+            "no_bucket_threshold_s",
         )
         for name in positive:
             if getattr(self, name) <= 0:

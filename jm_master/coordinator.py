@@ -118,7 +118,7 @@ class Coordinator:
                 tasks.start_soon(watch.run, self.registry.probe)
                 self.ready.set()
                 log.info("coordinator ready", extra={"coordinator": self.holder})
-                await self._lead_again_and_again(link, database)
+                await self._lead_again_and_again(link, database, store, watch, pulse)
 
     async def _ensure_cluster(self, link: NatsLink) -> None:
         await ensure_cluster(link, self.names, lease_s=self.config.lease_s, replicas=self.config.replicas)
@@ -226,6 +226,8 @@ class Coordinator:
             answered=self._election_goes_on,
         )
         await self._ensure_cluster(link)  # the store may have been lost since
+        await store.check()  # who must not lead does not stand for election either
+        self._is_ours_again()
         await leadership.win()
         try:
             async with anyio.create_task_group() as tasks:

@@ -101,12 +101,19 @@ class Leader:
             events = await stack.enter_async_context(self._events())
             recorder = self._recorder(events, term)
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(outbox.run)
-                tasks.start_soon(recorder.run)
-                tasks.start_soon(self._writer(pending, sender, outbox, term).run)
-                tasks.start_soon(self._assigner(dispatch, sender, outbox, term).run)
-                tasks.start_soon(self._undertaker(recorder, term).run)
-                await tasks.start(Service(self._link, self._names, JobStore(self._database), self._waiters).run)
+                fallback = self._fallback(dispatch)
+                stack.callback(self._link.on_disconnect(fallback.blind))
+                for name, work in {
+                    "outbox": outbox.run,
+                    "recorder": recorder.run,
+                    "writer": self._writer(pending, sender, outbox, term).run,
+                    "assigner": self._assigner(dispatch, sender, outbox, term).run,
+                    "undertaker": self._undertaker(recorder, term).run,
+                    "fallback": fallback.run,
+                }.items():
+                    tasks.start_soon(self._duties.run, name, work)
+                self._start_reconciler(tasks, recorder)
+                await tasks.start(self._service(fallback).run)
                 log.info("leading", extra={"holder": holder, "term": term})
                 self._duties.all_run()
                 leading.set()

@@ -5,7 +5,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from jm_cli import coordinator, doctor, exits, job, migrate, rejected, submit, up, worker
+from jm_cli import bucket, coordinator, doctor, exits, job, migrate, rejected, submit, top, up, worker
 from jm_cli.demo import command as demo
 from jm_cli.options import expanded
 from jm_cli.redaction import learn_environment
@@ -34,7 +34,8 @@ def root(
         jm submit hello '{"name": "you"}'          # in another one, same folder
 
     Exit codes: 0 done, 1 unexpected, 2 usage, 3 NATS, 4 Postgres, 5 no coordinator, 6 not found, 7 job failed or
-    rejected, 8 no worker, 9 already running, 130 interrupted, 141 output closed. JM_DEBUG=1 shows tracebacks.
+    rejected, 8 no worker or no answer of it, 9 already running, 130 interrupted, 141 output closed. JM_DEBUG=1 shows
+    tracebacks.
     """
     if version:
         typer.echo(package_version())
@@ -43,6 +44,8 @@ def root(
 
 
 worker.add_to(app)
+bucket.add_to(app)
+top.add_to(app)
 coordinator.add_to(app)
 up.add_to(app)
 demo.add_to(app)

@@ -70,8 +70,9 @@ def _commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
     if children is None:
         yield path, command
         return
+    default = getattr(command, "default_name", None)
     for name in children:
-        yield from _commands(children[name], f"{path} {name}")
+        yield from _commands(children[name], path if name == default else f"{path} {name}")
 
 
 def _command(path: str, command: Any, shared: list[Any]) -> Iterator[str]:

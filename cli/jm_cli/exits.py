@@ -45,9 +45,10 @@ MEANING: Final = {
     ExitCode.NATS: "NATS cannot be reached or used",
     ExitCode.POSTGRES: "Postgres cannot be reached or used",
     ExitCode.NO_COORDINATOR: "no coordinator answers, or it cannot write to Postgres",
-    ExitCode.NOT_FOUND: "no such job, rejected message or cluster",
+    ExitCode.NOT_FOUND: "no such job, rejected message, worker, bucket or cluster",
     ExitCode.OUTCOME: "a job failed, was rejected, or had not ended in time",
-    ExitCode.NO_WORKER: "`jm doctor`: all is well, but no worker is alive",
+    ExitCode.NO_WORKER: "`jm doctor`: all is well, but no worker is alive; `jm worker`: it is gone, does not "
+    "answer, or refuses",
     ExitCode.ALREADY_RUNNING: "`jm up` runs already on this data",
     ExitCode.INTERRUPTED: "ended by a signal before it was done",
     ExitCode.PIPE_CLOSED: "whoever read the output closed it, as `head` does",
@@ -114,11 +115,13 @@ def _codes() -> list[tuple[tuple[type[BaseException], ...], ExitCode]]:
     from jm_nats.api_client import MasterUnavailableError, NoCoordinatorError  # noqa: PLC0415
     from jm_nats.client import ReceiptTimeoutError  # noqa: PLC0415
     from jm_nats.errors import AgentError, PayloadTooLargeError  # noqa: PLC0415
+    from jm_nats.worker_client import NoSuchWorkerError, WorkerRefusedError  # noqa: PLC0415
 
     return [
         ((MasterUnavailableError,), ExitCode.POSTGRES),
         ((NoCoordinatorError, ReceiptTimeoutError), ExitCode.NO_COORDINATOR),
         ((NoSuchJobError, ClusterUnknownError), ExitCode.NOT_FOUND),
+        ((NoSuchWorkerError, WorkerRefusedError), ExitCode.NO_WORKER),
         ((JobFailedError, RejectedError, ResultTimeoutError), ExitCode.OUTCOME),
         ((InvalidJobError, InvalidNameError, InvalidSettingError, PayloadTooLargeError), ExitCode.USAGE),
         ((StoreUnavailableError, StoreMisconfiguredError, MigrationBlockedError), ExitCode.POSTGRES),

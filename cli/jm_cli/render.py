@@ -25,6 +25,15 @@ _STYLES: Final = {
     "cancelled": "yellow",
     "interrupted": "yellow",
     "processing": "cyan",
+    "healthy": "green",
+    "degraded": "yellow",
+    "unhealthy": "red",
+    "draining": "yellow",
+    "stopping": "yellow",
+    "fenced": "red",
+    "halted": "red",
+    "gone": "red",
+    "lost": "red",
 }
 
 

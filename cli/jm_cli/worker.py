@@ -1,18 +1,32 @@
-"""``jm worker``: runs an application's handlers."""
+"""``jm worker MODULE:APP`` runs an application's handlers; ``jm worker list`` and others look after those that run."""
 
 from typing import Annotated
 
 import typer
 
+from jm_cli.default_command import DefaultCommandGroup
 from jm_cli.options import expanded
 from jm_cli.role_settings import CoordinatorTuning, HealthOptions, WorkerOptions
 from jm_cli.settings import LogOptions, NatsOptions, NatsTuning, PostgresOptions, PostgresTuning, on_command_line
+from jm_cli.worker_look import list_workers, show_worker
+from jm_cli.worker_orders import drain, stop
+
+app = typer.Typer(
+    cls=DefaultCommandGroup,
+    help="Run the handlers of an application: jm worker MODULE:APP. Or look after workers that run.",
+    rich_markup_mode=None,
+)
 
 
 def add_to(root: typer.Typer) -> None:
-    root.command("worker")(worker)
+    app.command("list")(list_workers)
+    app.command("show")(show_worker)
+    app.command("drain")(drain)
+    app.command("stop")(stop)
+    root.add_typer(app, name="worker")
 
 
+@app.command(DefaultCommandGroup.default_name)
 @expanded
 def worker(
     context: typer.Context,

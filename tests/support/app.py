@@ -88,6 +88,35 @@ async def effect(
     return ctx.dispatch
 
 
+@jm.handler("thread_effect", executor="thread")
+def thread_effect(ctx: JobContext, seconds: float = 0.0, due: float = 0.0) -> int:
+    """As ``effect``, in a thread: it cannot be cancelled."""
+    effects.note(effects.START, ctx.job_id, ctx.dispatch, time.time(), due)
+    time.sleep(seconds)
+    effects.note(effects.END, ctx.job_id, ctx.dispatch, time.time(), due)
+    return ctx.dispatch
+
+
+@jm.handler("exclusive_effect", exclusive=True)
+async def exclusive_effect(ctx: JobContext, seconds: float = 0.0, due: float = 0.0) -> int:
+    return await effect.function(ctx, seconds, due)
+
+
+@jm.handler("long_at_first", max_attempts=10, timeout=3600)
+async def long_at_first(ctx: JobContext, seconds: float, due: float = 0.0) -> int:
+    """As ``effect``; only its first attempt takes long."""
+    return await effect.function(ctx, seconds if ctx.attempt == 1 else 0.0, due)
+
+
+@jm.handler("swallows_cancellation")
+async def swallows_cancellation(ctx: JobContext) -> None:
+    """At its first attempt it never ends, whatever it is asked."""
+    effects.note(effects.START, ctx.job_id, ctx.dispatch, time.time())
+    while ctx.attempt == 1:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+
+
 @jm.handler("sleeper")
 async def sleeper(seconds: float = 60) -> None:
     await asyncio.sleep(seconds)

@@ -8,6 +8,7 @@ import typer
 
 from jm_cli import docs, role_settings, settings
 from jm_cli.app import app
+from jm_cli.default_command import DefaultCommandGroup
 from jm_cli.local_env import LocalEnv, find
 from jm_cli.misspelt import misspelt
 from jm_cli.options import expanded
@@ -123,7 +124,8 @@ def test_the_configuration_page_is_up_to_date():
 def test_the_configuration_page_names_every_setting():
     page = docs.document()
     for path, command in COMMANDS:
-        assert f"### `jm {' '.join(path)}" in page
+        typed = " ".join(path).removesuffix(f" {DefaultCommandGroup.default_name}")  # which nobody has to type
+        assert f"### `jm {typed}" in page
         for param in command.params:
             if param.name != "help":
                 assert all(f"`{flag}`" in page for flag in param.opts if flag.startswith("-")), param.name
