@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from jm_core import limits
+from jm_core.model import WorkerState
 from jm_core.wire import WorkerRecord
 
 
@@ -28,7 +29,7 @@ def jobs_to_return(waiting: Sequence[Waiting], others: Sequence[WorkerRecord]) -
         Those that waited ``REBALANCE_AFTER_S`` and that a neighbour with a free slot, the lane and the handler can
         take; the last in line first, because the first in line get our next slot, and never more than the free slots.
     """
-    free = {o.worker: max(o.slots - o.running - o.held, 0) for o in others}
+    free = {o.worker: _free_slots(o) for o in others}
     chosen: list[int] = []
     for job in reversed(waiting):
         if job.waited_s < limits.REBALANCE_AFTER_S:
@@ -39,3 +40,8 @@ def jobs_to_return(waiting: Sequence[Waiting], others: Sequence[WorkerRecord]) -
                 chosen.append(job.index)
                 break
     return chosen
+
+
+def _free_slots(other: WorkerRecord) -> int:
+    """Whoever is about to go, or not sure of its lease, starts nothing."""
+    return max(other.slots - other.running - other.held, 0) if other.state is WorkerState.SERVING else 0

@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, Protocol
 
 from jm_core import limits, wire
-from jm_core.errors import JmError
+from jm_core.errors import IllegalMoveError
+from jm_core.health import Invariant, InvariantViolatedError
 from jm_core.model import BucketEvent, BucketKind, BucketStatus, Priority
 from jm_core.ownership import Standing, standing
 from jm_core.wire import BucketRecord
@@ -29,15 +30,6 @@ log = logging.getLogger("jobmaster.worker")
 
 POLL_S: Final = 0.02
 RETRY_PAUSE_S: Final = 1.0
-
-
-class BucketEpochError(JmError):
-    """The registry shows an epoch of our bucket that is older than ours: it was restored from a copy."""
-
-    def __init__(self, bucket: str, ours: int, seen: int) -> None:
-        super().__init__(
-            f"bucket {bucket}: the registry says epoch {seen}, ours is {ours}; it was restored from a copy"
-        )
 
 
 class OwnBucket:
@@ -208,8 +200,12 @@ class Buckets:
     async def _move(self, bucket: OwnBucket, status: BucketStatus, event: BucketEvent, *, reason: str = "") -> None:
         """If it is in ``status``, and as long as it is ours."""
         while not bucket.over and bucket.value.status == status:
-            if await bucket.record.move(event, reason=reason):
-                return
+            try:
+                if await bucket.record.move(event, reason=reason):
+                    return
+            except IllegalMoveError as error:
+                detail = f"bucket {bucket.name}: {error}"
+                raise InvariantViolatedError(Invariant.ILLEGAL_BUCKET_MOVE, detail) from error
             await self.verify_one(bucket)
 
     async def close_all(self, *, reason: str) -> None:
@@ -279,7 +275,7 @@ class Buckets:
         await self.open_wanted()
 
     async def verify_one(self, bucket: OwnBucket) -> None:
-        """Raises: AgentError, BucketEpochError."""
+        """Raises: AgentError, InvariantViolatedError."""
         if bucket.over:
             return
         asked_s = time.monotonic()
@@ -294,7 +290,8 @@ class Buckets:
                 await self._register_again(bucket)
             case Standing.WENT_BACK:
                 assert seen is not None
-                raise BucketEpochError(bucket.name, bucket.value.epoch, seen.epoch)
+                detail = f"bucket {bucket.name}: the registry says epoch {seen.epoch}, ours is {bucket.value.epoch}"
+                raise InvariantViolatedError(Invariant.BUCKET_EPOCH_WENT_BACK, detail)
             case _:
                 await self._give_up(bucket, seen)
 

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 from jm_core import limits, rpc
+from jm_core.health import Invariant, InvariantViolatedError
 from jm_core.model import Priority, ReturnReason
 from jm_core.payload import cut_text
 from jm_core.slots import Turns, next_priority
@@ -340,6 +341,15 @@ class Engine:
                 execution.ask(why, self._loop.time())
                 asked += 1
         return asked
+
+    def check_slots(self) -> None:
+        """Raises:
+        InvariantViolatedError: the counts of running handlers contradict each other, or the number of slots.
+        """
+        running, counted = len(self._running), sum(self._running_by.values())
+        if running != counted or running > self._slots or min(self._running_by.values()) < 0:
+            detail = f"{running} run in {self._slots} slots, counted are {counted}"
+            raise InvariantViolatedError(Invariant.SLOTS_OVERCOMMITTED, detail)
 
     def report_unended(self) -> None:
         """Those that ignore their cancellation: say how they end, without them."""

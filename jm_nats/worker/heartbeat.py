@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from jm_core import wire
+from jm_core import limits, wire
 from jm_core.errors import JmError
 from jm_core.wire import WorkerRecord
 from jm_nats.config import NatsConfig
@@ -24,7 +24,7 @@ from jm_nats.subjects import Names
 
 log = logging.getLogger("jobmaster.worker")
 
-STALL_LIMIT_S: Final = 60.0
+STALL_LIMIT_S: Final = limits.STALL_LIMIT_S
 CLAIM_POLL_S: Final = 0.2
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 import nats
+from nats.js.errors import NotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from nats.js import JetStreamContext
-    from nats.js.api import StreamInfo
+    from nats.js.api import ConsumerInfo, StreamInfo
 
 PER_PAGE: Final = 256
 
@@ -23,10 +24,19 @@ async def messages_left(nats_url: str, cluster: str) -> dict[str, int]:
         for stream in await _streams(jetstream, f"JM_{cluster}_"):
             name = stream.config.name or ""
             left[name] = stream.state.messages
-            for consumer in await jetstream.consumers_info(name) if stream.state.consumer_count else []:
+            for consumer in await _consumers(jetstream, stream):
                 left[f"{name}/{consumer.name} unacked"] = consumer.num_ack_pending or 0
                 left[f"{name}/{consumer.name} pending"] = consumer.num_pending or 0
         return {name: count for name, count in left.items() if count}
+
+
+async def _consumers(jetstream: JetStreamContext, stream: StreamInfo) -> list[ConsumerInfo]:
+    """Of a stream that may go while we look: buckets do."""
+    if not stream.state.consumer_count:
+        return []
+    with suppress(NotFoundError):
+        return await jetstream.consumers_info(stream.config.name or "")
+    return []
 
 
 async def delete_streams(nats_url: str, cluster: str) -> None:

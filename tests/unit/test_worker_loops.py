@@ -10,24 +10,15 @@ from msgspec import Raw
 from jm_core import limits, wire
 from jm_core.model import AttemptOutcome, Priority
 from jm_core.wire import Finished, Progress, Run, WorkerRecord
-from jm_nats import JobMaster
+from jm_nats.clock import CorrectedClock
 from jm_nats.errors import AgentUnavailableError, PayloadTooLargeError
 from jm_nats.kv import Entry
-from jm_nats.worker import Worker, runtime
+from jm_nats.worker import neighbours, watching
 from jm_nats.worker.engine import Held
 from jm_nats.worker.outcomes import BucketPort, Reporter
 
 AWAY = AgentUnavailableError("nats://here", "gone for a moment", remedy="wait")
 NATS_PAYLOAD_MAX = 1024 * 1024
-
-
-def worker_of_an_app():
-    app = JobMaster("shop")
-
-    @app.handler("h")
-    async def handle() -> None: ...
-
-    return Worker(app)
 
 
 class Engine:
@@ -61,10 +52,9 @@ class Kv:
 async def test_neighbours_that_cannot_be_read_are_asked_for_again(monkeypatch):
     idle = WorkerRecord("w2", "i", "host", 1, 0.0, 10, ["default"], ["h"])
     kv = Kv(AWAY, [("of-another-version", b"[1]"), ("w2", wire.encode(idle))])
-    monkeypatch.setattr(runtime, "TICK_S", 0.001)
-    monkeypatch.setattr(runtime, "CasKv", lambda *_: kv)
+    monkeypatch.setattr(neighbours, "LOOK_S", 0.001)
     engine = Engine()
-    rebalancing = asyncio.create_task(worker_of_an_app()._rebalance(None, engine))
+    rebalancing = asyncio.create_task(neighbours.Neighbours(kv, engine, "w1").run())
     handed_back = asyncio.create_task(engine.handed_back.wait())
     await asyncio.wait({rebalancing, handed_back}, timeout=5, return_when=asyncio.FIRST_COMPLETED)
     rebalancing.cancel()
@@ -78,18 +68,17 @@ async def test_a_clock_that_cannot_be_measured_is_measured_again(monkeypatch):
     measured = asyncio.Event()
     answers = deque([AWAY])
 
-    async def measure(_link):
+    async def measure(_link, _clock):
         if answers:
             raise answers.popleft()
         measured.set()
 
-    worker = worker_of_an_app()
-    monkeypatch.setattr(runtime, "CLOCK_CHECK_S", 0.001)
-    monkeypatch.setattr(worker, "_measure_clock", measure)
-    watching = asyncio.create_task(worker._watch_clock(Link()))
+    monkeypatch.setattr(watching, "CLOCK_CHECK_S", 0.001)
+    monkeypatch.setattr(watching, "measure_clock", measure)
+    clock_watch = asyncio.create_task(watching.watch_clock(Link(), CorrectedClock()))
     waiting = asyncio.create_task(measured.wait())
-    await asyncio.wait({watching, waiting}, timeout=5, return_when=asyncio.FIRST_COMPLETED)
-    watching.cancel()
+    await asyncio.wait({clock_watch, waiting}, timeout=5, return_when=asyncio.FIRST_COMPLETED)
+    clock_watch.cancel()
     assert measured.is_set()
 
 
