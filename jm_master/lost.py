@@ -168,7 +168,7 @@ class Undertaker:
 
         record = await self._registry.change(bucket, take)
         if record is not None:
-            log.info("no worker drains it, the record does", extra={"bucket": bucket, "worker": record.opener})
+            log.debug("no worker drains it, the record does", extra={"bucket": bucket, "worker": record.opener})
             await self._carry_out(record)
 
     async def _carry_out(self, record: BucketRecord) -> None:
@@ -200,7 +200,7 @@ class Undertaker:
         await delete_bucket(self._link, self._names, bucket)
         await self._tombstone(record, reason, returned)
         self._ledger.forget(bucket)
-        level = logging.WARNING if reason != "drained" else logging.INFO if returned else logging.DEBUG
+        level = logging.INFO if record.returned + returned else logging.DEBUG
         log.log(
             level,
             "bucket ends",

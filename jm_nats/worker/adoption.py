@@ -125,8 +125,10 @@ class Adopter:
     async def _drain(self, record: BucketRecord, revision: int) -> None:
         began_s = time.monotonic()
         extra = {"bucket": record.bucket, "from": record.opener, "epoch": record.epoch}
-        level = logging.WARNING if record.was_lost else logging.DEBUG  # in order: its worker has said so
-        log.log(level, "bucket adopted", extra=extra | {"why": record.reason})
+        # Left in order: its worker has said so.
+        log.log(
+            logging.INFO if record.was_lost else logging.DEBUG, "bucket adopted", extra=extra | {"why": record.reason}
+        )
         reach("adopter.after_claim")
         try:
             returned = await self._empty(record)
@@ -140,7 +142,9 @@ class Adopter:
         if isinstance(await self._kv.update(record.bucket, wire.encode(done), revision=revision), Stale):
             raise _OvertakenError
         log.log(
-            level, "bucket emptied", extra=extra | {"jobs": returned, "took_s": round(time.monotonic() - began_s, 3)}
+            logging.INFO if returned else logging.DEBUG,
+            "bucket emptied",
+            extra=extra | {"jobs": returned, "took_s": round(time.monotonic() - began_s, 3)},
         )
 
     async def _is_overtaken(self, record: BucketRecord) -> bool:

@@ -43,6 +43,7 @@ from jm_nats.worker.watching import (
     measure_clock,
     watch_clock,
     watch_heartbeat,
+    watch_own,
     watch_registry,
     watch_slots,
     watch_store,
@@ -162,6 +163,7 @@ class Worker:
         start(parts.guard.run(), "lease")
         start(self._pulse.run(), "pulse")
         start(watch_registry(parts), "registry")
+        start(watch_own(parts, self.config.lease_s), "own buckets")
         start(watch_clock(parts.link, self.clock), "clock")
         start(watch_store(parts, self.app.names, self.config), "store")
         start(watch_heartbeat(parts, self.board, self.config), "heartbeat")

@@ -95,6 +95,16 @@ async def watch_registry(parts: Parts) -> None:
                     seen(key, None)
 
 
+async def watch_own(parts: Parts, lease_s: float) -> None:
+    """Ask for every bucket of ours once in a while: a watch does not see that a KV was purged."""
+    while True:
+        await asyncio.sleep(lease_s)
+        try:
+            await parts.buckets.verify()
+        except AgentError as error:
+            log.debug("the registry cannot be asked", extra={"error": str(error)})
+
+
 async def watch_slots(parts: Parts, board: HealthBoard) -> None:
     """Raises:
     InvariantViolatedError: see ``Engine.check_slots``.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -115,6 +116,21 @@ async def swallows_cancellation(ctx: JobContext) -> None:
     while ctx.attempt == 1:
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(60)
+
+
+@jm.handler("blocks_the_loop", timeout=3600)
+async def blocks_the_loop(ctx: JobContext, seconds: float) -> int:
+    """Async, and does not await."""
+    effects.note(effects.START, ctx.job_id, ctx.dispatch, time.time())
+    time.sleep(seconds)  # noqa: ASYNC251 - that is what it is for
+    effects.note(effects.END, ctx.job_id, ctx.dispatch, time.time())
+    return ctx.dispatch
+
+
+@jm.handler("kills_its_process", backoff=SHORT_S)
+async def kills_its_process() -> None:
+    """As a fault in a C library, or the kernel's memory killer."""
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @jm.handler("sleeper")
