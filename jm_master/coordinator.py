@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import anyio
 
-from jm_core.health import Invariant, InvariantViolatedError, violation_in
+from jm_core.health import Fault, Invariant, InvariantViolatedError, violation_in
 from jm_master.agent_store import AgentStore, AgentStoreChangedError
 from jm_master.backoff import Backoff
 from jm_master.checks import require_schema
 from jm_master.config import CoordinatorConfig, PostgresConfig
 from jm_master.database import Database
 from jm_master.duties import Duties
+from jm_master.faults import classify
 from jm_master.leader import Leader
 from jm_master.leadership import Leadership
 from jm_master.migrate import migrate
@@ -94,7 +95,7 @@ class Coordinator:
             AgentError: NATS cannot be used, at start.
             StoreMisconfiguredError, MigrationBlockedError: Postgres answers, and cannot be used as it is.
             AgentStoreChangedError: NATS is not the one that the jobs in Postgres were dispatched to, at start.
-        InvariantViolatedError: fail-stop; the board says why.
+            InvariantViolatedError: fail-stop; the board says why.
         """
         async with AsyncExitStack() as stack:
             link = await connect(self._nats, client_name=f"jobmaster coordinator {self.holder}")
@@ -174,7 +175,7 @@ class Coordinator:
                 agent_store=store,
             )
             try:
-                await pulse.wait_answer()  # who has no Postgres is no candidate
+                await self._until_a_candidate(pulse)
                 await self._lead_once(link, leader, store, pulse)
                 backoff.reset()
             except* AgentStoreChangedError as changed:
@@ -183,8 +184,11 @@ class Coordinator:
                 log.warning("stepping down", extra={"reason": describe(lost)})
             except* InvariantViolatedError as violated:
                 broken = violation_in(violated)
-            except* Exception:  # an outage that a duty could not ride out, or a bug: whoever leads next begins afresh
-                log.exception("a duty failed; stepping down")
+            except* Exception as errors:  # whoever leads next begins afresh
+                if classify(errors) is Fault.TRANSIENT:  # an outage that a duty could not ride out
+                    log.warning("stepping down", extra={"reason": describe(errors)})
+                else:
+                    log.exception("a duty failed; stepping down")
             if broken is not None:
                 self._fail_stop(broken)
             if time.monotonic() - began_s > LONG_TERM_S:
@@ -236,7 +240,12 @@ class Coordinator:
                 await leader.run(self.holder, self.leading)
         finally:
             await leadership.resign()
-            self.board.retired(ELECTION)  # until we are a candidate again
+
+    async def _until_a_candidate(self, pulse: PostgresPulse) -> None:
+        """Who has no Postgres had better not lead; nothing is expected of the election meanwhile."""
+        if not await pulse.ask():
+            self.board.retired(ELECTION)
+            await pulse.wait_answer()
 
     def _election_goes_on(self) -> None:
         self.board.cycle(ELECTION, ELECTION_LEASES * self.config.lease_s)

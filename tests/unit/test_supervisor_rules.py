@@ -1,0 +1,31 @@
+import pytest
+
+from jm_cli.supervisor import ChildState, judge_children
+from jm_core.health import Health
+
+
+def child(name="worker 1", *, running=True, lived_s=100.0, failures=0, ended=False):
+    return ChildState(name, running, lived_s, failures, ended)
+
+
+@pytest.mark.parametrize(
+    ("states", "health"),
+    [
+        ([child(), child()], Health.HEALTHY),
+        ([child(lived_s=0.1)], Health.HEALTHY),  # the first start is no restart
+        ([child(), child(running=False, failures=1)], Health.DEGRADED),
+        ([child(), child(lived_s=0.1, failures=1)], Health.DEGRADED),  # it may die at once again
+        ([child(lived_s=5.0, failures=1)], Health.HEALTHY),
+        ([child(running=False, failures=4)], Health.DEGRADED),
+        ([child(running=False, failures=5), child()], Health.UNHEALTHY),
+        ([child(lived_s=5.0, failures=5), child(running=False, failures=1)], Health.UNHEALTHY),
+        ([child(running=False, ended=True), child()], Health.HEALTHY),
+    ],
+)
+def test_how_well_a_supervisor_is(states, health):
+    assert judge_children(states)[0] is health
+
+
+def test_it_names_the_child():
+    _, reasons = judge_children([child("worker 1", running=False, failures=1), child("worker 2", failures=7)])
+    assert reasons == ["worker 1 is being started again", "worker 2 has failed 7 times in a row"]
