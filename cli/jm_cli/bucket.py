@@ -4,14 +4,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jm_cli.fleet import age, not_found, say_unreadable, size, take_census
+from jm_cli.fleet import age, not_found, say_unreadable, size, unserved_text
 from jm_cli.options import expanded
 from jm_cli.render import print_json, print_record, print_table, say
 from jm_cli.running import ClientOptions, run_briefly
 from jm_cli.settings import JsonFlag
 
 if TYPE_CHECKING:
-    from jm_nats.census import BucketView, StreamFacts
+    from jm_core.api import UnservedKind
+    from jm_nats.census import BucketView, Census, StreamFacts
 
 app = typer.Typer(help="Look at buckets: list, show.", rich_markup_mode=None)
 BucketArgument = Annotated[str, typer.Argument(metavar="BUCKET", help="The bucket's id, as 'jm bucket list' shows it.")]
@@ -26,11 +27,13 @@ def add_to(root: typer.Typer) -> None:
 def list_buckets(*, as_json: JsonFlag = False, options: ClientOptions) -> None:
     """List the buckets: lane, priority, owner and state; fallback buckets with the reason why they are there.
 
+    Due jobs that no bucket takes are mentioned too, if a coordinator can say so.
+
     Examples:
         jm bucket list
         jm bucket list --json | jq '.buckets[] | select(.status != "active")'
     """
-    census = run_briefly(take_census(options))
+    census, unserved, problem = run_briefly(_look_at_all(options))
     if as_json:
         print_json(
             {
@@ -38,6 +41,8 @@ def list_buckets(*, as_json: JsonFlag = False, options: ClientOptions) -> None:
                 "at": census.at,
                 "buckets": census.buckets,
                 "unreadable": census.unreadable,
+                "unserved": unserved,
+                "unserved_problem": problem,
             }
         )
         return
@@ -51,6 +56,10 @@ def list_buckets(*, as_json: JsonFlag = False, options: ClientOptions) -> None:
     else:
         say("no buckets; a worker opens them: 'jm worker MODULE:APP'")
     say_unreadable(census.unreadable)
+    for kind in unserved or []:
+        say(f"warning: {unserved_text(kind)}")
+    if problem:
+        say(f"whether jobs wait that nobody takes is not known: {problem}")
 
 
 @app.command("show")
@@ -66,6 +75,19 @@ def show_bucket(bucket: BucketArgument, *, as_json: JsonFlag = False, options: C
         print_json({"bucket": view, "stream": facts})
     else:
         print_record(_fields(view) + _stream_fields(facts))
+
+
+async def _look_at_all(options: ClientOptions) -> "tuple[Census, list[UnservedKind] | None, str]":
+    """The records; what nobody takes, or None and why that is not known."""
+    from jm_core.errors import JmError  # noqa: PLC0415
+    from jm_nats.census import read_census  # noqa: PLC0415
+
+    async with options.client() as client:
+        census = await read_census(client.link, client.names)
+        try:
+            return census, (await client.api.unserved()).unserved, ""
+        except JmError as error:  # no coordinator, or one of an older version
+            return census, None, str(error)
 
 
 async def _look(bucket: str, options: ClientOptions) -> "tuple[BucketView, StreamFacts | None]":

@@ -5,10 +5,12 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from jm_cli.exits import CliError, ExitCode
-from jm_cli.render import say
+from jm_cli.plain_text import safe
+from jm_cli.render import moment, say
 from jm_cli.running import ClientOptions
 
 if TYPE_CHECKING:
+    from jm_core.api import UnservedKind
     from jm_nats.census import Census, Unreadable
 
 NEAR_MAX: Final = 3
@@ -52,7 +54,13 @@ def near_matches(name: str, known: Iterable[str]) -> list[str]:
 def say_unreadable(records: Iterable["Unreadable"]) -> None:
     """Nothing is left out in silence."""
     for record in records:
-        say(f"cannot be read: {record.kv} {record.key}, written {age(record.age_s)} ago: {record.problem}")
+        say(safe(f"cannot be read: {record.kv} {record.key}, written {age(record.age_s)} ago: {record.problem}"))
+
+
+def unserved_text(kind: "UnservedKind") -> str:
+    """One line on due jobs that no bucket takes."""
+    jobs = f"jobs of handler '{kind.handler}', lane '{kind.lane}', priority {kind.priority}"
+    return safe(f"{jobs}, wait since {moment(kind.waiting_since)}: {kind.reason}")
 
 
 def age(seconds: float) -> str:

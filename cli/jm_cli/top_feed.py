@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct, structs
 
+from jm_core.api import UnservedKind
 from jm_core.errors import JmError
 from jm_nats.api_client import NoCoordinatorError
 from jm_nats.census import BucketView, Census, GoneWorker, Unreadable, WorkerView, read_census
@@ -35,6 +36,7 @@ class TopView(Struct, frozen=True):
     gone: list[GoneWorker]
     buckets: list[BucketView]
     unreadable: list[Unreadable]
+    unserved: list[UnservedKind] = []  # due jobs that no bucket takes, as old as ``jobs``
 
 
 class _Beat(Struct, frozen=True):
@@ -86,6 +88,7 @@ class Feed:
         self._problem = ""
         self._jobs: dict[str, int] | None = None
         self._rejected: int | None = None
+        self._unserved: list[UnservedKind] = []
         self._jobs_s = 0.0
         self._jobs_problem = ""
 
@@ -117,11 +120,12 @@ class Feed:
         self._rate_of = self._rates.update(census.workers, census.at)
         try:
             counts = await client.api.counts()
+            unserved = (await client.api.unserved()).unserved
         except JmError as error:
             self._jobs_problem = "no coordinator answers" if isinstance(error, NoCoordinatorError) else str(error)
         else:
             self._jobs, self._rejected = counts.by_status, counts.rejected
-            self._jobs_s, self._jobs_problem = time.monotonic(), ""
+            self._unserved, self._jobs_s, self._jobs_problem = unserved, time.monotonic(), ""
         self.looked.set()
 
     def view(self) -> TopView:
@@ -143,6 +147,7 @@ class Feed:
             gone=census.gone if census else [],
             buckets=census.buckets if census else [],
             unreadable=census.unreadable if census else [],
+            unserved=self._unserved,
         )
 
     async def _try_to_look(self, client: JobClient) -> None:

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from jm_cli.fleet import age
+from jm_cli.fleet import age, unserved_text
 from jm_cli.plain_text import safe
 from jm_cli.top_feed import TopView, TopWorker
 from jm_core.model import STATUS_BY_LABEL, BucketKind, BucketStatus, WorkerState
@@ -18,15 +18,25 @@ STALE_S: Final = 10.0  # older data is no picture of now, and red
 FIXED_LINES: Final = 9  # titles, heads, blanks
 WORKERS_SHARE: Final = 0.6  # of the lines that are left
 ROWS_MIN: Final = 3
+UNSERVED_MAX: Final = 3
 
 
 def frame(view: TopView, *, lines: int | None = None) -> RenderableType:
     """``lines``: how many there are; None: as many as it takes."""
-    room = None if lines is None else max(2 * ROWS_MIN, lines - FIXED_LINES)
+    room = None if lines is None else max(2 * ROWS_MIN, lines - FIXED_LINES - min(len(view.unserved), UNSERVED_MAX))
     worker_rows = None if room is None else max(ROWS_MIN, int(room * WORKERS_SHARE))
     workers = _workers(view, worker_rows)
     bucket_rows = None if room is None else max(ROWS_MIN, room - workers.row_count)
-    parts: list[RenderableType] = [_headline(view), _jobs(view), Text(), workers, Text(), _lanes(view, bucket_rows)]
+    unserved = [Text(unserved_text(kind), style="yellow") for kind in view.unserved[:UNSERVED_MAX]]
+    parts: list[RenderableType] = [
+        _headline(view),
+        _jobs(view),
+        *unserved,
+        Text(),
+        workers,
+        Text(),
+        _lanes(view, bucket_rows),
+    ]
     parts += [
         Text(safe(f"cannot be read: {record.kv} {record.key}: {record.problem}"), style="red")
         for record in view.unreadable

@@ -337,3 +337,29 @@ async def test_a_real_worker_that_is_told_to_hurry_gives_its_job_back(nats_serve
         go.touch()
         await cluster.start_worker().wait_ready()
         assert await cluster.ended([job.job_id]) == {"succeeded": 1}
+
+
+async def test_a_lane_that_nobody_serves_gets_a_fallback_that_says_why_and_a_handler_nobody_knows_is_mentioned(
+    nats_server, database, cluster_name, tmp_path
+):
+    run = run_in(tmp_path, nats_server.url, cluster_name)
+    settings = {"JM_HEARTBEAT_S": "0.3", "JM_LEASE_S": "3", "JM_NO_BUCKET_THRESHOLD_S": "0.5"}
+    async with Cluster(nats_server.url, database, cluster_name, **settings) as cluster:
+        await cluster.start()
+        async with cluster.client() as client:
+            served = await client.submit(submission("noop", lane="nobodys", priority="low"))
+            await client.submit(submission("no-such-handler", lane="nobodys"))
+        assert await cluster.ended([served.job_id]) == {"succeeded": 1}
+
+        async def mentioned():
+            listed = json.loads((await run("bucket", "list", "--json")).stdout)
+            return listed if [kind["handler"] for kind in listed["unserved"]] == ["no-such-handler"] else None
+
+        listed = await wait_until(mentioned)
+        [fallback] = [bucket for bucket in listed["buckets"] if bucket["kind"] == "fallback"]
+        assert (fallback["lane"], fallback["serves"]) == ("nobodys", "low")
+        shown = await run("bucket", "list")
+        assert fallback["reason"] in shown.stdout
+        assert "nobody served lane 'nobodys' at priority low" in fallback["reason"]
+        assert "warning: jobs of handler 'no-such-handler', lane 'nobodys'" in shown.stderr
+        assert "no-such-handler" in (await run("top", "--once")).stdout

@@ -211,3 +211,37 @@ def test_a_killed_demo_takes_its_processes_along(temp, moment_s):
         time.sleep(moment_s)
         demo.kill()
     assert_nothing_left(temp)
+
+
+@pytest.mark.slow
+def test_chaos_breaks_no_promise_and_says_what_each_fault_cost(temp):
+    code, stdout, stderr = run_demo(temp, "--chaos", "--files", "200", "--json")
+    assert code == ExitCode.OK, stderr
+    report = json.loads(stdout)
+    chaos = report["chaos"]
+    assert [fault["fault"] for fault in chaos["faults"]] == ["kill -9", "kill -STOP", "restart"]
+    assert (chaos["lost"], chaos["recorded_twice"], report["problems"]) == (0, 0, [])
+    for fault in chaos["faults"][:2]:
+        assert fault["moved"] >= 1
+        assert fault["recovery_s"] <= fault["promised_s"]
+    assert chaos["lost_attempts"] >= 1
+    assert chaos["twice_started"] >= 1
+    assert "leases of 3 s instead of 10 s" in stderr
+    assert report["handlers"][0]["other"] == 0
+    assert_nothing_left(temp)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("said", ["chaos: kill -9", "chaos: kill -STOP", "chaos: restart nats"])
+def test_ctrl_c_in_the_middle_of_a_fault_leaves_nothing_behind(temp, said):
+    with start_demo(temp, "--chaos", "--files", "50") as demo:
+        try:
+            for line in demo.stderr:
+                if said in line:
+                    break
+            demo.send_signal(signal.SIGINT)
+            _, stderr = demo.communicate(timeout=30)
+        finally:
+            demo.kill()
+    assert demo.returncode == ExitCode.INTERRUPTED, stderr
+    assert_nothing_left(temp, within_s=2.0)

@@ -1,12 +1,20 @@
 """The pure parts of ``jm demo``. The whole of it runs in tests/integration/test_demo.py."""
 
 import ast
+import io
 
 import pytest
+from msgspec import structs
 
 from jm_cli.demo.accounting import SHOWN_MAX, Record, Submitted, problems, shown
 from jm_cli.demo.app import STDLIB
+from jm_cli.demo.chaos import Chaos
+from jm_cli.demo.chaos_report import ChaosReport, FaultRow
+from jm_cli.demo.display import console_of
+from jm_cli.demo.executions import END, EXECUTIONS_VARIABLE, START, note, read_executions
+from jm_cli.demo.report import Lateness, Report, Retries, Totals, add_chaos
 from jm_cli.demo.source_facts import Function, source_facts
+from jm_cli.demo.tables import tables
 from jm_cli.demo.workload import reminder_delays_s, stdlib_files, workload
 from jm_core.model import JobStatus
 
@@ -150,3 +158,80 @@ def test_a_socket_publish_that_was_recorded_twice_is_named():
 def test_only_the_first_of_many_problems_are_listed():
     assert shown(["x"] * SHOWN_MAX) == ["x"] * SHOWN_MAX
     assert shown(["x"] * (SHOWN_MAX + 5))[-1] == "… and 5 more"
+
+
+# -- chaos
+
+
+FAULT = FaultRow("kill -9", "worker-1", lasted_s=2.0, hit=9, moved=9, recovery_s=3.1, promised_s=5.0)
+CHAOS = ChaosReport(
+    3.0, [FAULT], jobs=100, lost=0, recorded_twice=0, stale_refused=4, twice_run=4, twice_started=7, lost_attempts=3
+)
+
+
+def demo_report():
+    return Report(
+        ok=True,
+        problems=[],
+        submitted=100,
+        made_to_fail=0,
+        handlers=[],
+        lateness=Lateness(0, 0, None, None),
+        retries=Retries(0, 0, 0),
+        rejected={},
+        totals=Totals(0, 0, 0, 0),
+        longest=[],
+        unparsable=[],
+        postgres="18",
+        python="3",
+    )
+
+
+def test_a_fault_that_was_recovered_from_in_time_breaks_no_promise():
+    report = demo_report()
+    add_chaos(report, CHAOS, "")
+    assert (report.ok, report.problems) == (True, [])
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"lost": 1}, "1 jobs that NATS had acknowledged were lost"),
+        ({"recorded_twice": 2}, "2 jobs have more than one recorded effect"),
+        ({"faults": [structs.replace(FAULT, recovery_s=5.1)]}, "after 5.1 s, promised are 5 s"),
+    ],
+)
+def test_a_broken_promise_is_a_problem_and_the_demo_fails(change, says):
+    report = demo_report()
+    add_chaos(report, structs.replace(CHAOS, **change), "")
+    assert not report.ok
+    assert says in report.problems[0]
+
+
+def test_a_fault_that_could_not_be_carried_out_is_a_problem():
+    report = demo_report()
+    add_chaos(report, CHAOS, Chaos(console_of(io.StringIO())).trouble)
+    assert (report.ok, report.problems) == (False, ["the faults were not all carried out"])
+
+
+def test_the_tables_name_every_fault_and_promise():
+    report = demo_report()
+    add_chaos(report, CHAOS, "")
+    console = console_of(io.StringIO())
+    console.print(tables(report))
+    drawn = console.file.getvalue()
+    for part in ("kill -9", "3.1 s", "5 s", "lost", "effects recorded more than once", "stale effects refused"):
+        assert part in drawn
+
+
+def test_executions_are_read_as_they_were_noted(tmp_path, monkeypatch):
+    path = tmp_path / "executions.txt"
+    assert read_executions(path) == []
+    note(START, "nobody asked", 1)  # without the variable: nothing
+    monkeypatch.setenv(EXECUTIONS_VARIABLE, str(path))
+    note(START, "a", 1)
+    note(START, "a", 2)
+    note(END, "a", 2)
+    killed, ended = read_executions(path)
+    assert (killed.job_id, killed.dispatch, killed.ended_at) == ("a", 1, None)
+    assert ended.started_at <= ended.ended_at

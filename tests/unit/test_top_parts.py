@@ -1,6 +1,7 @@
 """What ``jm top`` makes of the records, without any server."""
 
 import io
+from datetime import UTC, datetime
 
 import pytest
 from msgspec import structs
@@ -8,6 +9,7 @@ from rich.console import Console
 
 from jm_cli.top_feed import Rates, TopView, TopWorker
 from jm_cli.top_frame import frame
+from jm_core.api import UnservedKind
 from jm_nats.census import BucketView, GoneWorker, Unreadable, WorkerView
 
 WORKER = WorkerView(
@@ -132,6 +134,13 @@ def test_what_does_not_fit_is_counted_and_trouble_comes_first():
     lines = shown.splitlines()
     assert lines.index(next(x for x in lines if "dead" in x)) + 1 == lines.index(next(x for x in lines if "w-40" in x))
     assert "slow disk" in shown
+
+
+def test_jobs_that_nobody_takes_are_mentioned():
+    kind = UnservedKind("mail", "low", "typo", datetime(2026, 1, 1, tzinfo=UTC), "no live worker knows the handler")
+    shown = drawn(structs.replace(VIEW, unserved=[kind]))
+    assert "jobs of handler 'typo', lane 'mail', priority low" in shown
+    assert "no live worker knows the handler" in shown
 
 
 def test_what_others_wrote_steers_no_terminal():

@@ -1,10 +1,12 @@
 """The demo's application, as small as a real one: ``jm worker jm_cli.demo.app:jm`` serves it."""
 
+import asyncio
 import sysconfig
 import warnings
 from pathlib import Path
 from typing import Final
 
+from jm_cli.demo.executions import END, START, note
 from jm_cli.demo.source_facts import SourceFacts, source_facts
 from jm_nats import JobContext, JobMaster, NoRetry, Priority
 
@@ -39,6 +41,15 @@ async def reminder(number: int) -> str:
 async def ping(number: int) -> int:
     """What somebody waits for while the machine is busy with other things."""
     return number
+
+
+@jm.handler("step", priority=Priority.MEDIUM, timeout=60, max_attempts=10, backoff=[0.5])
+async def step(ctx: JobContext, seconds: float) -> float:
+    """Takes its time, so that a fault finds it at work (--chaos); notes its start and its end beside the record."""
+    note(START, ctx.job_id, ctx.dispatch)
+    await asyncio.sleep(seconds)
+    note(END, ctx.job_id, ctx.dispatch)
+    return seconds
 
 
 @jm.handler("no-op")

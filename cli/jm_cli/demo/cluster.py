@@ -12,6 +12,7 @@ from typing import Final, Self
 
 from jm_cli.children import Child, stop_all
 from jm_cli.demo.app import jm
+from jm_cli.demo.executions import EXECUTIONS_VARIABLE
 from jm_cli.exits import UsageError
 from jm_core.errors import JmError
 from jm_master.embedded import PostgresServer
@@ -34,9 +35,10 @@ class DemoCluster:
 
     Args:
         keep: a new folder for data and logs, as ``jm up --data`` has them; None: temporary ones.
+        settings: more variables for its processes.
     """
 
-    def __init__(self, keep: Path | None = None) -> None:
+    def __init__(self, keep: Path | None = None, *, settings: dict[str, str] | None = None) -> None:
         if keep is not None and keep.exists() and any(keep.iterdir()):
             raise UsageError(f"the folder {keep} holds something already; give --keep a new one")
         self._stack = ExitStack()
@@ -49,6 +51,8 @@ class DemoCluster:
         self._logs = (keep or self._nats.directory) / "logs"
         self.dsn = ""
         self.processes: list[Child] = []
+        self._settings = settings or {}
+        self._down: set[str] = set()  # processes that we killed: those may be gone
 
     async def __aenter__(self) -> Self:
         return self
@@ -68,9 +72,21 @@ class DemoCluster:
     def nats_config(self) -> NatsConfig:
         return NatsConfig(servers=(self.nats_url,))
 
+    @property
+    def executions(self) -> Path:
+        """Where handlers note what they do."""
+        return self._logs / "executions.txt"
+
+    @property
+    def workers(self) -> list[Child]:
+        return [process for process in self.processes if process.name != "coordinator"]
+
     def start_nats(self) -> None:
         self._nats.start()
         self._logs.mkdir()
+
+    def restart_nats(self) -> None:
+        self._nats.restart()
 
     def start_postgres(self) -> None:
         self._postgres.start()
@@ -86,12 +102,21 @@ class DemoCluster:
 
     @property
     def workers_are_ready(self) -> bool:
-        return all(WORKER_READY in _log_of(process) for process in self.processes if process.name != "coordinator")
+        return all(WORKER_READY in _log_of(process) for process in self.workers)
+
+    def kill(self, process: Child) -> None:
+        """SIGKILL; ``check`` does not mind until it is started again."""
+        self._down.add(process.name)
+        process.kill()
+
+    def start_again(self, process: Child) -> None:
+        process.start()
+        self._down.discard(process.name)
 
     def check(self) -> None:
         """Raises ProcessEndedError, with its last words, when a process has ended."""
         for process in self.processes:
-            if not process.running:
+            if not process.running and process.name not in self._down:
                 tail = "\n".join(_log_of(process).splitlines()[-LOG_TAIL_LINES:])
                 raise ProcessEndedError(f"the process '{process.name}' has ended; its last words:\n{tail}")
 
@@ -104,7 +129,8 @@ class DemoCluster:
         """Ours without any setting of another cluster."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("JM_")}
         postgres = {"JM_POSTGRES_DSN": self.dsn} if self.dsn else {}
-        return {**inherited, "JM_NATS_URL": self.nats_url, "JM_CLUSTER": jm.cluster, **postgres}
+        own = {"JM_NATS_URL": self.nats_url, "JM_CLUSTER": jm.cluster, EXECUTIONS_VARIABLE: str(self.executions)}
+        return {**inherited, **self._settings, **own, **postgres}
 
 
 def _log_of(process: Child) -> str:

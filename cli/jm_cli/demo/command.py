@@ -29,6 +29,9 @@ def demo(
         Path | None,
         typer.Option("--keep", metavar="DIR", help="Keep data and logs there.", file_okay=False, show_default=False),
     ] = None,
+    chaos: Annotated[
+        bool, typer.Option("--chaos", help="Kill a worker, freeze one, restart NATS, and see what becomes of the jobs.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """See it work: parse Python's standard library, a job for every file, on a cluster of its own.
@@ -36,8 +39,13 @@ def demo(
     Starts NATS, Postgres, a coordinator and two workers, submits thousands of jobs (some fail once, some are due later,
     some come over a bare socket), and reads from Postgres what became of each. Exit code 0: all are accounted for.
 
+    With --chaos it is hurt meanwhile: a worker is killed (SIGKILL), one is frozen past its lease and goes on later,
+    NATS is restarted. The lease is 3 s then, so that it is over in about a minute. The exit code is not 0 when a
+    promise is broken.
+
     Examples:
         jm demo
+        jm demo --chaos
         jm demo --jobs 100000
         jm demo --json | jq '.longest[0]'
     """
@@ -49,7 +57,7 @@ def demo(
     from jm_cli.running import run_for_long  # noqa: PLC0415
 
     start_logging("error")
-    settings = DemoSettings(files=files, no_ops=jobs, keep=keep and keep.resolve())
+    settings = DemoSettings(files=files, no_ops=jobs, keep=keep and keep.resolve(), chaos=chaos)
     report = run_for_long(run_demo(settings, console_of(sys.stderr)))
     if as_json:
         print_json(report)

@@ -61,9 +61,10 @@ class Display:
             self._progress.stop()
 
     def update(self, now: Snapshot) -> None:
+        self._jobs = max(self._jobs, now.submitted)  # --chaos goes on for as long as it takes
         if self._bars:
             for name, count in zip(NAMES, (now.submitted, now.recorded, now.ended), strict=True):
-                self._progress.update(self._bars[name], completed=count)
+                self._progress.update(self._bars[name], completed=count, total=self._jobs)
             self._progress.update(self._bars["done"], note=now.note)
         elif time.monotonic() - self._printed_s >= LINE_EVERY_S or now.ended == self._jobs:
             self._printed_s = time.monotonic()

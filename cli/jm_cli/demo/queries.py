@@ -89,3 +89,98 @@ WHERE job.status IS DISTINCT FROM 4
 NO_OPS_COUNT: Final = "SELECT count(*) FROM jobmaster.job WHERE handler = 'no-op'"
 
 VERSION: Final = "SELECT current_setting('server_version')"
+
+# -- --chaos. `demo_execution` holds what the handlers themselves noted: see jm_cli.demo.executions.
+
+IN_BUCKETS: Final = """
+SELECT id::text, dispatch, status FROM jobmaster.job WHERE bucket_id = ANY($1) AND status IN (2, 3)
+"""
+
+# Each has ended, or has started under a later dispatch than it had.
+ALL_ELSEWHERE: Final = """
+SELECT coalesce(bool_and(job.status >= 4 OR (job.status = 3 AND job.dispatch > hit.dispatch)), true)
+FROM unnest($1::uuid[], $2::int[]) AS hit (id, dispatch)
+JOIN jobmaster.job AS job USING (id)
+"""
+
+UNSTARTED_IN_NATS: Final = "SELECT id::text, dispatch FROM jobmaster.job WHERE status = 2 AND run_at <= now()"
+
+QUEUED_BETWEEN: Final = """
+SELECT id::text
+FROM jobmaster.job
+WHERE queued_at BETWEEN to_timestamp($1::float8) AND to_timestamp($2::float8) AND run_at <= to_timestamp($2::float8)
+"""
+
+ALL_STARTED: Final = "SELECT bool_and(status >= 3) FROM jobmaster.job WHERE id = ANY($1::uuid[])"
+
+ALL_ENDED: Final = "SELECT coalesce(bool_and(status >= 4), true) FROM jobmaster.job WHERE id = ANY($1::uuid[])"
+
+EXECUTION_TABLE: Final = """
+CREATE TABLE demo_execution (job_id uuid, dispatch int, pid int, started_at timestamptz, ended_at timestamptz)
+"""
+
+EXECUTION_INSERT: Final = "INSERT INTO demo_execution VALUES ($1::uuid, $2, $3, $4, $5)"
+
+LOST: Final = """
+SELECT count(*)
+FROM unnest($1::uuid[]) AS submitted (id)
+LEFT JOIN jobmaster.job AS job USING (id)
+WHERE job.id IS NULL OR job.status < 4
+"""
+
+LOST_RAW: Final = """
+SELECT count(*)
+FROM unnest($1::text[]) AS submitted (path)
+WHERE NOT EXISTS (SELECT FROM jobmaster.job
+                  WHERE handler = 'parse' AND args->>'path' = submitted.path AND status >= 4)
+"""
+
+# A job's row takes one outcome; its attempts are one row each. Two successes of one job would show here.
+RECORDED_TWICE: Final = """
+SELECT count(*)
+FROM (SELECT attempt.job_id
+      FROM jobmaster.attempt AS attempt
+      JOIN jobmaster.job AS job ON job.id = attempt.job_id
+      WHERE attempt.outcome = 'succeeded'
+      GROUP BY attempt.job_id
+      HAVING count(*) > 1 OR bool_or(attempt.dispatch <> job.dispatch)) AS twice
+"""
+
+LOST_ATTEMPTS: Final = "SELECT count(*) FROM jobmaster.attempt WHERE outcome = 'worker_lost'"
+
+EXECUTED: Final = """
+SELECT (SELECT count(*)
+        FROM demo_execution AS run
+        JOIN jobmaster.job AS job ON job.id = run.job_id
+        WHERE run.ended_at IS NOT NULL AND run.dispatch <> job.dispatch)              AS stale_refused,
+       (SELECT count(*)
+        FROM (SELECT FROM demo_execution WHERE ended_at IS NOT NULL
+              GROUP BY job_id HAVING count(*) > 1) AS jobs)                           AS twice_run,
+       (SELECT count(*)
+        FROM (SELECT FROM demo_execution GROUP BY job_id HAVING count(*) > 1) AS jobs)  AS twice_started
+"""
+
+# The first start under a later dispatch, of each job that the fault hit and that had not ended by itself.
+STARTED_ELSEWHERE: Final = """
+SELECT count(*) AS jobs, extract(epoch FROM max(first.started_at) - $3::timestamptz)::float8 AS last_s
+FROM (SELECT hit.id, min(start.started_at) AS started_at
+      FROM unnest($1::uuid[], $2::int[]) AS hit (id, dispatch)
+      JOIN (SELECT id AS job_id, dispatch, started_at FROM jobmaster.job
+            UNION ALL SELECT job_id, dispatch, started_at FROM jobmaster.attempt
+            UNION ALL SELECT job_id, dispatch, started_at FROM demo_execution) AS start
+        ON start.job_id = hit.id AND start.dispatch > hit.dispatch AND start.started_at IS NOT NULL
+      GROUP BY hit.id) AS first
+"""
+
+# The first start of each job that could not start while the fault lasted.
+STARTED_AFTER: Final = """
+SELECT count(*) AS jobs, extract(epoch FROM max(first.started_at) - $3::timestamptz)::float8 AS last_s
+FROM (SELECT hit.id, min(start.started_at) AS started_at
+      FROM unnest($1::uuid[], $2::int[]) AS hit (id, dispatch)
+      JOIN (SELECT id AS job_id, started_at FROM jobmaster.job
+            UNION ALL SELECT job_id, started_at FROM jobmaster.attempt
+            UNION ALL SELECT job_id, started_at FROM demo_execution) AS start
+        ON start.job_id = hit.id AND start.started_at IS NOT NULL
+      GROUP BY hit.id
+      HAVING min(start.started_at) > $3::timestamptz) AS first
+"""

@@ -7,6 +7,7 @@ from msgspec import Struct, field
 
 from jm_cli.demo import queries
 from jm_cli.demo.accounting import Record, Submitted, is_unparsable, problems, shown
+from jm_cli.demo.chaos_report import ChaosReport
 from jm_core.model import JobStatus
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class Report(Struct):
     python: str
     wall_s: float = 0.0
     steps_s: dict[str, float] = field(default_factory=dict)
+    chaos: ChaosReport | None = None
 
     @property
     def recorded(self) -> int:
@@ -107,6 +109,13 @@ async def read_report(connection: "Connection", submitted: Submitted) -> Report:
         postgres=await connection.fetchval(queries.VERSION),
         python=platform.python_version(),
     )
+
+
+def add_chaos(report: Report, chaos: ChaosReport, trouble: str) -> None:
+    """A promise that was broken is a problem, and so is a fault that was not carried out."""
+    report.chaos = chaos
+    report.problems += [*([trouble] if trouble else []), *chaos.broken()]
+    report.ok = not report.problems
 
 
 async def _handler_rows(connection: "Connection") -> list[HandlerRow]:

@@ -14,10 +14,12 @@ from rich.console import Console
 
 from jm_cli.demo.accounting import Submitted
 from jm_cli.demo.app import jm
+from jm_cli.demo.chaos import HEARTBEAT_S, LEASE_S, Chaos
+from jm_cli.demo.chaos_report import read_chaos
 from jm_cli.demo.cluster import APP, WORKERS, DemoCluster
 from jm_cli.demo.display import Display
-from jm_cli.demo.report import Report, read_report
-from jm_cli.demo.submitting import submit_no_ops, submit_work
+from jm_cli.demo.report import Report, add_chaos, read_report
+from jm_cli.demo.submitting import submit_no_ops, submit_slowly, submit_work
 from jm_cli.demo.watching import Watcher
 from jm_cli.demo.workload import Workload, stdlib_files, workload
 from jm_cli.exits import CliError, ExitCode
@@ -31,17 +33,21 @@ if TYPE_CHECKING:
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 READY_WITHIN_S: Final = 30.0
 READY_POLL_S: Final = 0.02
+CHAOS_SETTINGS: Final = {"JM_LEASE_S": str(LEASE_S), "JM_HEARTBEAT_S": str(HEARTBEAT_S)}
 
-# Runs beside the work, once all processes are ready: the place for ``--chaos``, which will hurt the cluster here.
+# Runs beside the work, once all processes are ready: ``--chaos`` hurts the cluster here.
 Companion = Callable[[DemoCluster], Awaitable[None]]
 
 
 class DemoSettings(Struct, frozen=True):
-    """``files``: how many of the standard library's; None: all. ``no_ops``: jobs that do nothing, afterwards."""
+    """``files``: how many of the standard library's; None: all. ``no_ops``: jobs that do nothing, afterwards.
+    ``chaos``: with faults beside the work, and a lease that is short enough to watch.
+    """
 
     files: int | None = None
     no_ops: int = 0
     keep: Path | None = None
+    chaos: bool = False
 
 
 class Stopwatch:
@@ -82,15 +88,22 @@ async def run_demo(settings: DemoSettings, console: Console, *, companion: Compa
 async def _run(settings: DemoSettings, console: Console, companion: Companion | None) -> Report:
     stopwatch = Stopwatch(console)
     work = workload(stdlib_files(settings.files), no_ops=settings.no_ops)
-    async with DemoCluster(settings.keep) as cluster:
+    chaos = Chaos(console) if settings.chaos else None
+    if chaos:
+        companion = chaos.run
+        console.print(f"With faults: leases of {LEASE_S:g} s instead of 10 s, so that it is over in about a minute.")
+    async with DemoCluster(settings.keep, settings=CHAOS_SETTINGS if chaos else None) as cluster:
         await _start(cluster, stopwatch)
         async with JobClient(jm.cluster, cluster.nats_config) as client, _connected(cluster.dsn) as connection:
             await _until_ready(cluster, client)
             stopwatch.lap("processes", f"a coordinator and {WORKERS} workers, each a process of its own")
             async with _beside(companion, cluster):
-                submitted = await _work(cluster, client, connection, work, console)
+                submitted = await _work(cluster, client, connection, work, console, chaos=chaos)
             stopwatch.lap("work", f"{submitted.jobs:,} jobs")
             report = await read_report(connection, submitted)
+            if chaos:
+                found = await read_chaos(connection, chaos, submitted, cluster.executions, lease_s=LEASE_S)
+                add_chaos(report, found, chaos.trouble)
         stopwatch.lap("report", "report read by SQL")
     stopwatch.lap("stop", "everything stopped")
     if settings.keep:
@@ -134,11 +147,20 @@ async def _is_led(client: JobClient) -> bool:
 
 
 async def _work(
-    cluster: DemoCluster, client: JobClient, connection: "Connection", work: Workload, console: Console
+    cluster: DemoCluster,
+    client: JobClient,
+    connection: "Connection",
+    work: Workload,
+    console: Console,
+    *,
+    chaos: Chaos | None,
 ) -> Submitted:
     """Submit, and return when all has ended or nothing moves any more."""
     submitted = Submitted()
-    phases = {"work": submit_work(client, cluster.nats_url, work, submitted)}
+    if chaos:
+        phases = {"work": submit_slowly(client, cluster.nats_url, work, submitted, chaos.done)}
+    else:
+        phases = {"work": submit_work(client, cluster.nats_url, work, submitted)}
     if work.no_ops:
         phases["no_ops"] = submit_no_ops(client, work.no_ops, submitted)
     with Display(console, work.jobs) as display:

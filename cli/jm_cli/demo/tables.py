@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jm_cli.demo.app import no_op
+from jm_cli.demo.chaos_tables import chaos_tables
 from jm_cli.demo.report import Report
 
 UNPARSABLE_SHOWN: Final = 3
@@ -21,6 +22,7 @@ def tables(report: Report) -> RenderableType:
         _jobs(report),
         Padding(Group(*_facts(report)), (0, 1)),
         _longest(report),
+        *([chaos_tables(report.chaos)] if report.chaos else []),
         _verdict(report),
     ]
     return Group(*(Padding(part, (1, 0, 0, 0), expand=False) for part in parts))
