@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
 from jm_nats.subjects import Names
+from tests.support.app import effect
 from tests.support.nats_cluster import NatsCluster
 from tests.support.scene import Scene, Timing
 
@@ -94,6 +96,25 @@ async def test_a_node_that_dies_and_comes_back_costs_a_short_pause(
         scene.assert_running()
         print(f"the longest pause {longest_pause_s(effects):.2f} s")  # noqa: T201
         assert longest_pause_s(effects) <= PAUSE_MAX_S
+
+
+async def test_messages_scheduled_in_a_cluster_that_loses_a_node_all_come_on_time(
+    cluster: NatsCluster, database: str, cluster_name: str, tmp_path: Path
+) -> None:
+    """BR-009: four jobs, the nearest one asked for last, on a replicated work queue; none hides another."""
+    async with Scene(cluster.url, database, cluster_name, tmp_path, TIMING, **R3) as scene, scene.client() as client:
+        await start(scene)
+        due_s = [time.time() + delay_s for delay_s in (12, 16, 20, 9)]
+        for at in due_s:
+            job = effect.job({"due": at}, run_at=datetime.fromtimestamp(at, UTC))
+            scene.accepted.append((await client.submit(job, wait="recorded")).job_id)
+        await cluster.kill(0)
+        await cluster.restart(0)
+        effects = await scene.settled()
+        late_s = [run.late_s for run in effects.runs]
+        assert len(late_s) == len(due_s)
+        assert min(late_s) >= 0
+        assert max(late_s) <= 1.0  # BR-009's own bound
 
 
 def longest_pause_s(effects: Effects) -> float:
