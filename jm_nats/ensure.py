@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from nats.js.api import ConsumerConfig, StreamConfig
 
-from jm_nats.errors import ConfigConflictError, JetStreamError, NoSuchConsumerError, NoSuchStreamError
+from jm_nats.errors import (
+    AgentUnavailableError,
+    ConfigConflictError,
+    JetStreamError,
+    NoSuchConsumerError,
+    NoSuchStreamError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -83,28 +89,28 @@ class _Stream:
     """How a stream is looked at, made and changed."""
 
     def __init__(self, link: NatsLink, name: str) -> None:
-        self._link = link
+        self.link = link
         self._name = name
         self.what = f"stream '{name}'"
 
     async def look(self) -> Fields | None:
         try:
-            return _config_of(await self._link.api(f"STREAM.INFO.{self._name}"))
+            return _config_of(await self.link.api(f"STREAM.INFO.{self._name}"))
         except NoSuchStreamError:
             return None
 
     async def create(self, config: Fields) -> Fields:
-        return _config_of(await self._link.api(f"STREAM.CREATE.{self._name}", config))
+        return _config_of(await self.link.api(f"STREAM.CREATE.{self._name}", config))
 
     async def update(self, config: Fields) -> Fields:
-        return _config_of(await self._link.api(f"STREAM.UPDATE.{self._name}", config))
+        return _config_of(await self.link.api(f"STREAM.UPDATE.{self._name}", config))
 
 
 class _Consumer:
     """The same for a consumer."""
 
     def __init__(self, link: NatsLink, stream: str, name: str, filter_subject: str | None) -> None:
-        self._link = link
+        self.link = link
         self._stream = stream
         self._name = name
         self._path = f"CONSUMER.CREATE.{stream}.{name}" + (f".{filter_subject}" if filter_subject else "")
@@ -112,7 +118,7 @@ class _Consumer:
 
     async def look(self) -> Fields | None:
         try:
-            return _config_of(await self._link.api(f"CONSUMER.INFO.{self._stream}.{self._name}"))
+            return _config_of(await self.link.api(f"CONSUMER.INFO.{self._stream}.{self._name}"))
         except NoSuchConsumerError:
             return None
 
@@ -124,16 +130,23 @@ class _Consumer:
 
     async def _send(self, config: Fields, action: str) -> Fields:
         body = {"stream_name": self._stream, "config": config, "action": action}
-        return _config_of(await self._link.api(self._path, body))
+        return _config_of(await self.link.api(self._path, body))
 
 
 async def _ensure(target: _Stream | _Consumer, wanted: Fields) -> Outcome:
-    """Look, make or change; once more when somebody else was quicker."""
-    for _ in range(RACES_MAX):
+    """Look, make or change; once more when somebody else was quicker, or when nobody answered.
+
+    In a NATS cluster a stream that was just made has no leader for a moment, and then nobody answers for it. Asking
+    again is safe: it begins with a look.
+    """
+    for left in reversed(range(RACES_MAX)):
         try:
             return await _ensure_once(target, wanted)
         except JetStreamError as refused:
             if refused.err_code not in RACES:
+                raise
+        except AgentUnavailableError:
+            if not left or not target.link.connected:
                 raise
     raise ConfigConflictError(target.what, (), "others keep changing it")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -25,6 +27,8 @@ BOTH_WAYS: Final = ()
 DIRECTIONS: Final = {"both ways": BOTH_WAYS, "to NATS only": (TO_SERVER,)}
 COMMAND_TIMEOUT_S: Final = 3.0  # until a silent Postgres counts as away; 30 as shipped
 AGAIN_S: Final = 10.0
+DRAIN_S: Final = 2.0
+ENDS_WITHIN_S: Final = 15.0  # handing over is given up after 5 s, as is closing each connection
 # A connection that was held up is alive again afterwards, or NAT has forgotten it.
 ENDS: Final = {"held up": False, "forgotten": True}
 
@@ -165,7 +169,7 @@ async def test_a_coordinator_cut_off_from_postgres_goes_on_where_it_was(  # noqa
 async def test_slow_networks_cost_time_and_nothing_else(
     nats_server, postgres_server, database: str, cluster_name: str, tmp_path: Path
 ) -> None:
-    """BR-060 in small: every packet takes a tenth of a lease longer, each way, to both servers."""
+    """BR-060 in small: every packet takes a twentieth of a lease longer, each way, to both servers."""
     async with (
         PostgresProxy(postgres_server.port) as slow_postgres,
         Proxy(nats_server.port) as slow_nats,
@@ -178,7 +182,7 @@ async def test_slow_networks_cost_time_and_nothing_else(
         async with scene.client() as client:
             async with scene.under_load(client):
                 for proxy in (slow_nats, slow_postgres):
-                    proxy.delay(scene.timing.lease_s / 10)
+                    proxy.delay(scene.timing.lease_s / 20)
                 for _ in range(3):
                     await scene.time_to_run(client)
                 await asyncio.sleep(2 * scene.timing.lease_s)  # the fault itself
@@ -204,3 +208,37 @@ async def test_a_worker_whose_connections_are_broken_all_the_time_keeps_its_jobs
                 proxy.cut()
         await scene.settled()
         scene.assert_running()
+
+
+@pytest.mark.parametrize("server", ["nats", "postgres", "both"])
+async def test_a_process_in_a_black_hole_ends_at_its_signal_all_the_same(  # noqa: PLR0917 - fixtures
+    server: str, nats_server, postgres_server, database: str, cluster_name: str, tmp_path: Path
+) -> None:
+    """BR-137: nothing answers and nothing fails; a supervisor's SIGTERM is enough, and no job is lost."""
+    async with (
+        PostgresProxy(postgres_server.port) as postgres,
+        Proxy(nats_server.port) as nats,
+        Scene(nats_server.url, database, cluster_name, tmp_path) as scene,
+        scene.client() as client,
+    ):
+        direct = dict(scene.processes.env)
+        behind = {
+            "JM_POSTGRES_DSN": postgres.dsn(direct["JM_POSTGRES_DSN"]),
+            "JM_NATS_URL": f"nats://127.0.0.1:{nats.port}",
+            "JM_WORKER_DRAIN_TIMEOUT_S": f"{DRAIN_S:g}",
+        }
+        coordinator = await scene.start_coordinator(env=behind).wait_ready()
+        worker = await scene.start_worker(env=behind).wait_ready()
+        await scene.start_long(client, 10, seconds=30)
+        for proxy in {"nats": [nats], "postgres": [postgres], "both": [nats, postgres]}[server]:
+            proxy.black_hole()
+        began = time.monotonic()
+        for process in (coordinator, worker):
+            process.signal(signal.SIGTERM)
+        for process in (coordinator, worker):
+            await process.wait_exit(DRAIN_S + ENDS_WITHIN_S)
+        print(f"ended after {time.monotonic() - began:.1f} s")  # noqa: T201
+        for _ in range(2):
+            await scene.start_worker().wait_ready()
+        await scene.start_coordinator().wait_ready()
+        await scene.settled(repeats=True, lost=True, timeout_s=120)

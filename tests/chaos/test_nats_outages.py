@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from jm_nats.embedded import NatsServer
+from jm_nats.subjects import Names
 from tests.support.scene import SHIPPED, SHORT, Scene, Timing
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,5 +66,33 @@ async def test_a_nats_killed_again_and_again_under_load_loses_and_doubles_nothin
                     await asyncio.to_thread(nats.kill)
                     await asyncio.to_thread(nats.start)
                 assert await scene.time_to_run(client) <= RESUMES_S
+            await scene.settled()
+            scene.assert_running()
+
+
+@pytest.mark.parametrize("flaps", [10, pytest.param(120, marks=pytest.mark.soak)])
+async def test_flapping_leaves_no_crowd_of_consumers_behind(
+    flaps: int, database: str, cluster_name: str, tmp_path: Path
+) -> None:
+    """BR-150: every watch keeps its one consumer, however often it has to start over."""
+    with NatsServer() as nats:
+        async with Scene(nats.url, database, cluster_name, tmp_path) as scene, scene.client() as client:
+            await scene.start(workers=3)
+            jetstream = client.link.js
+            kvs = Names(cluster_name)
+
+            async def watchers() -> int:
+                streams = [f"KV_{kv}" for kv in (kvs.workers_kv, kvs.buckets_kv, kvs.cluster_kv)]
+                return sum([(await jetstream.stream_info(stream)).state.consumer_count for stream in streams])
+
+            async def as_before() -> bool:
+                return await watchers() <= before
+
+            before = await watchers()
+            assert before
+            for _ in range(flaps):
+                await asyncio.to_thread(nats.restart)
+                await scene.time_to_run(client)
+            await wait_until(as_before, 10, what=f"{before} consumers as before")
             await scene.settled()
             scene.assert_running()

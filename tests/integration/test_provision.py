@@ -9,7 +9,7 @@ from jm_nats import provision
 from jm_nats.config import NatsConfig
 from jm_nats.connection import connect
 from jm_nats.ensure import Created, KeptNewer, Unchanged, Updated, differences, ensure_consumer, ensure_stream
-from jm_nats.errors import ConfigConflictError, JetStreamError, NoSuchStreamError
+from jm_nats.errors import AgentUnavailableError, ConfigConflictError, JetStreamError, NoSuchStreamError
 from jm_nats.provision import delete_bucket, delete_consumer, ensure_bucket, ensure_cluster
 from jm_nats.subjects import Names
 
@@ -47,6 +47,24 @@ async def test_a_cluster_is_made_once_and_then_left_alone(link, names):
     }
     assert set(first.values()) == {Created()}
     assert set(again.values()) == {Unchanged()}
+
+
+@pytest.mark.parametrize(("silences", "is_made"), [(2, True), (3, False)])
+async def test_a_leader_that_is_just_being_elected_is_asked_again(link, names, monkeypatch, silences, is_made):
+    """In a NATS cluster nobody answers for a stream without a leader; each silence here is one such question."""
+    ask, silent = link.api, iter(range(silences))
+
+    async def api(path, body=None, **options):
+        if path.startswith("STREAM.INFO") and next(silent, None) is not None:
+            raise AgentUnavailableError(link.server, f"no answer to {path}", remedy="wait")
+        return await ask(path, body, **options)
+
+    monkeypatch.setattr(link, "api", api)
+    if is_made:
+        assert await ensure_stream(link, StreamConfig(name=names.pending_stream, subjects=[names.submit])) == Created()
+    else:
+        with pytest.raises(AgentUnavailableError):
+            await ensure_stream(link, StreamConfig(name=names.pending_stream, subjects=[names.submit]))
 
 
 async def test_the_live_configuration_is_the_contracts(link, names):

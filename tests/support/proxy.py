@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CHUNK_BYTES: Final = 64 * 1024
+QUEUED_MAX: Final = 64  # chunks; then the sender has to wait, as with a full window
 TO_SERVER: Final = "to_server"
 TO_CLIENT: Final = "to_client"
 BOTH: Final = frozenset({TO_SERVER, TO_CLIENT})
@@ -49,9 +50,11 @@ class Proxy:
 
     async def __aexit__(self, *_: object) -> None:
         await self.refuse()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.delay_s = 0.0
+        for gate in self._open.values():
+            gate.set()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     def black_hole(self, *directions: str) -> None:
         """Nothing passes any more, in both directions or in one; connections stay, new ones get no answer."""
@@ -90,8 +93,7 @@ class Proxy:
         return Watcher()
 
     async def passable(self, direction: str) -> None:
-        if self.delay_s:
-            await asyncio.sleep(self.delay_s)
+        """Return when the network lets something through."""
         await self._open[direction].wait()
 
     async def _listen(self) -> None:
@@ -110,9 +112,6 @@ class Proxy:
         except OSError:
             _reset(writer)
             return
-        except asyncio.CancelledError:
-            _reset(writer)
-            raise
         connection = Connection(self, (reader, writer), server)
         self.connections.add(connection)
         try:
@@ -145,7 +144,7 @@ class Connection:
         self._client = client
         self._server = server
         self._watcher = proxy.watcher(self)
-        self._pumps: asyncio.Future[list[object]] | None = None
+        self._loop = asyncio.get_running_loop()
 
     async def run(self) -> None:
         def to_server(data: bytes) -> bytes:
@@ -175,12 +174,30 @@ class Connection:
         direction: str,
         through: Callable[[bytes], bytes],
     ) -> None:
-        with suppress(OSError):
-            while data := await reader.read(CHUNK_BYTES):
-                await self._proxy.passable(direction)
-                if passed := through(data):
-                    writer.write(passed)
+        """One direction, to its end. Packets are under way side by side: a delay costs time and no throughput."""
+        under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(QUEUED_MAX)
+        reading = asyncio.ensure_future(self._read(reader, under_way))
+        try:
+            with suppress(OSError):
+                while True:
+                    arrives_s, data = await under_way.get()
+                    await asyncio.sleep(arrives_s - self._loop.time())
+                    await self._proxy.passable(direction)
+                    if not data:
+                        return
+                    writer.write(through(data))
                     await writer.drain()
+        finally:
+            reading.cancel()
+
+    async def _read(self, reader: asyncio.StreamReader, under_way: asyncio.Queue[tuple[float, bytes]]) -> None:
+        data = b"first"
+        while data:
+            try:
+                data = await reader.read(CHUNK_BYTES)
+            except OSError:
+                data = b""
+            await under_way.put((self._loop.time() + self._proxy.delay_s, data))
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
