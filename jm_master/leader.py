@@ -102,7 +102,6 @@ class Leader:
             recorder = self._recorder(events, term)
             async with anyio.create_task_group() as tasks:
                 fallback = self._fallback(dispatch)
-                stack.callback(self._link.on_disconnect(fallback.blind))
                 for name, work in {
                     "outbox": outbox.run,
                     "recorder": recorder.run,
@@ -211,9 +210,15 @@ class Leader:
         tasks.start_soon(follow_hints, self._link, self._names, reconciler)
 
     def _fallback(self, dispatch: DispatchStore) -> FallbackDuty:
-        threshold_s = self._config.no_bucket_threshold_s
-        view = self._registry.view
-        return FallbackDuty(self._database, dispatch, view, self._rpc, assign=self._assign, threshold_s=threshold_s)
+        return FallbackDuty(
+            self._database,
+            dispatch,
+            self._registry.view,
+            self._rpc,
+            assign=self._assign,
+            watch=self._watch,
+            threshold_s=self._config.no_bucket_threshold_s,
+        )
 
     def _service(self, fallback: FallbackDuty) -> Service:
         store = JobStore(self._database)
