@@ -71,9 +71,12 @@ class FallbackDuty:
 
     async def run(self) -> None:
         """Until cancelled."""
-        while True:
-            await self.look_once(now_s=time.monotonic())
-            await anyio.sleep(min(PASS_MAX_S, self._threshold_s / 10))
+        try:
+            while True:
+                await self.look_once(now_s=time.monotonic())
+                await anyio.sleep(min(PASS_MAX_S, self._threshold_s / 10))
+        finally:
+            telemetry.kinds_unserved(0)  # from here on the next leader counts them
 
     async def look_once(self, *, now_s: float) -> None:
         """One pass. Postgres being away holds it up: nothing can be assigned then anyway."""
