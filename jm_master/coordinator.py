@@ -152,7 +152,8 @@ class Coordinator:
                 await self._ensure_cluster(link)
                 await store.check()
             except (AgentUnavailableError, NoSuchStreamError) as error:
-                log.warning("waiting for nats", extra={"problem": str(error)})
+                if backoff.is_fresh:
+                    log.warning("waiting for nats", extra={"problem": str(error)})
                 await anyio.sleep(backoff.next_s())
             else:
                 return

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from jm_master.dispatch_store import DispatchStore
     from jm_master.registry_view import RegistryView
     from jm_master.wake import Wake
+    from jm_master.watch import Watch
     from jm_master.worker_rpc import WorkerRpc
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class FallbackDuty:
         rpc_to: WorkerRpc,
         *,
         assign: Wake,
+        watch: Watch,
         threshold_s: float,
     ) -> None:
         self._database = database
@@ -55,34 +57,33 @@ class FallbackDuty:
         self._view = view
         self._rpc = rpc_to
         self._assign = assign
+        self._watch = watch
         self._threshold_s = threshold_s
         self._since_s: dict[Route, float] = {}
         self._asked: dict[tuple[Route, str], float] = {}  # when each agreed, until its bucket must be there
         self._silent: dict[str, float] = {}  # workers that refused or did not answer
         self._said_s: dict[Kind, float] = {}
         self._unserved: list[UnservedKind] = []
-        self._blind = False
 
     def unserved(self) -> list[UnservedKind]:
         """As of the last pass."""
         return self._unserved
 
-    def blind(self) -> None:
-        """NATS was away: that nobody was seen then says nothing about who serves what."""
-        self._blind = True
-
     async def run(self) -> None:
         """Until cancelled."""
-        while True:
-            await self.look_once(now_s=time.monotonic())
-            await anyio.sleep(min(PASS_MAX_S, self._threshold_s / 10))
+        try:
+            while True:
+                await self.look_once(now_s=time.monotonic())
+                await anyio.sleep(min(PASS_MAX_S, self._threshold_s / 10))
+        finally:
+            telemetry.kinds_unserved(0)  # from here on the next leader counts them
 
     async def look_once(self, *, now_s: float) -> None:
         """One pass. Postgres being away holds it up: nothing can be assigned then anyway."""
         due_s = await self._due_kinds()
-        if self._blind:
-            self._blind = False
-            self._since_s = {}
+        if not self._watch.may_judge(now_s=time.monotonic()):
+            self._since_s = {}  # that nobody was seen while we could not see says nothing about who serves what
+            return
         picture = self._view.picture()
         known = self._view.buckets.values()
         self._since_s = rules.without_proper(self._since_s, due_s, picture, known, now_s=now_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -35,8 +36,6 @@ from jm_nats.subjects import PENDING_CONSUMER, RECORDER_CONSUMER
 
 if TYPE_CHECKING:
     import asyncio
-
-    from anyio.abc import TaskGroup
 
     from jm_core.ids import Term
     from jm_master.agent_store import AgentStore
@@ -101,8 +100,7 @@ class Leader:
             events = await stack.enter_async_context(self._events())
             recorder = self._recorder(events, term)
             async with anyio.create_task_group() as tasks:
-                fallback = self._fallback(dispatch)
-                stack.callback(self._link.on_disconnect(fallback.blind))
+                fallback, reconciler = self._fallback(dispatch), self._reconciler(recorder)
                 for name, work in {
                     "outbox": outbox.run,
                     "recorder": recorder.run,
@@ -110,9 +108,10 @@ class Leader:
                     "assigner": self._assigner(dispatch, sender, outbox, term).run,
                     "undertaker": self._undertaker(recorder, term).run,
                     "fallback": fallback.run,
+                    "reconciler": reconciler.run,
+                    "hints": partial(follow_hints, self._link, self._names, reconciler),
                 }.items():
                     tasks.start_soon(self._duties.run, name, work)
-                self._start_reconciler(tasks, recorder)
                 await tasks.start(self._service(fallback).run)
                 log.info("leading", extra={"holder": holder, "term": term})
                 self._duties.all_run()
@@ -202,7 +201,7 @@ class Leader:
             term=term,
         )
 
-    def _start_reconciler(self, tasks: TaskGroup, recorder: Recorder) -> None:
+    def _reconciler(self, recorder: Recorder) -> Reconciler:
         ports = Wired(self._link, self._names, database=self._database, recorder=recorder, rpc_to=self._rpc)
         reconcile_s = self._config.reconcile_s
         patience_s = max(reconcile_s, BUCKET_ACK_WAIT_S)
@@ -211,9 +210,15 @@ class Leader:
         tasks.start_soon(follow_hints, self._link, self._names, reconciler)
 
     def _fallback(self, dispatch: DispatchStore) -> FallbackDuty:
-        threshold_s = self._config.no_bucket_threshold_s
-        view = self._registry.view
-        return FallbackDuty(self._database, dispatch, view, self._rpc, assign=self._assign, threshold_s=threshold_s)
+        return FallbackDuty(
+            self._database,
+            dispatch,
+            self._registry.view,
+            self._rpc,
+            assign=self._assign,
+            watch=self._watch,
+            threshold_s=self._config.no_bucket_threshold_s,
+        )
 
     def _service(self, fallback: FallbackDuty) -> Service:
         store = JobStore(self._database)

@@ -17,6 +17,7 @@ import msgspec
 
 from jm_core import reconcile as rules
 from jm_core import rpc, wire
+from jm_core.errors import InvalidNameError
 from jm_core.reconcile import GONE, Out, StreamLook
 from jm_master.applied import events_recorded
 from jm_master.queries import named
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ROWS_MAX: Final = 500  # of a bucket in a pass
+HINTS_MAX: Final = 1_000  # at once; anybody can send them, and a lost one costs time only
 HINT_GAP_S: Final = 1.0  # between two looks at a bucket that a hint named
 LOGGED_IDS_MAX: Final = 20
 HINT_KEY: Final = "reconcile"
@@ -76,8 +78,9 @@ class Reconciler:
 
     def hint(self, bucket: str) -> None:
         """Its stream was made anew: look at it at once, and again until it can be judged."""
-        self._hinted[bucket] = time.monotonic() + self._patience_s
-        self._wake.set()
+        if len(self._hinted) < HINTS_MAX:
+            self._hinted[bucket] = time.monotonic() + self._patience_s
+            self._wake.set()
 
     async def run(self) -> None:
         """Until cancelled. NATS being away costs passes, not the process."""
@@ -94,8 +97,8 @@ class Reconciler:
         for record in buckets:
             try:
                 await (self.look_after_loss(record) if is_hint else self.look(record))
-            except AgentError as error:
-                log.warning("reconciling waits for NATS", extra={"bucket": record.bucket, "problem": str(error)})
+            except (AgentError, InvalidNameError) as error:
+                log.warning("a bucket is not reconciled now", extra={"bucket": record.bucket, "problem": str(error)})
         now_s = time.monotonic()
         self._hinted = {bucket: until_s for bucket, until_s in self._hinted.items() if until_s > now_s}
 

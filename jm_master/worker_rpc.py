@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
+from jm_core.errors import InvalidNameError
 from jm_nats.errors import AgentUnavailableError
 from jm_nats.worker_client import NoSuchWorkerError, ask
 
@@ -28,7 +29,7 @@ class WorkerRpc:
         """Its answer, which may be a refusal; None when there is none in time."""
         try:
             answer = await ask(self._link, self._names, worker, request, self._timeout_s)
-        except (NoSuchWorkerError, AgentUnavailableError) as error:
+        except (NoSuchWorkerError, AgentUnavailableError, InvalidNameError) as error:  # a record may say anything
             log.info("no answer of a worker", extra={"worker": worker, "problem": str(error)})
             return None
         if answer.error:

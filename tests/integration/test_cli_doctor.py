@@ -5,6 +5,7 @@ import json
 import pytest
 
 from jm_cli.exits import ExitCode
+from jm_core.wire import Submission
 from jm_nats.embedded import NatsServer
 from tests.support.cli import jm
 from tests.support.processes import Cluster
@@ -59,7 +60,7 @@ async def test_a_cluster_is_looked_at_as_it_grows(cluster, tmp_path):
 async def test_due_jobs_that_nobody_serves_are_a_warning_and_break_nothing(cluster, tmp_path):
     await cluster.start()
     async with cluster.client() as client:
-        await client.submit("no-such-handler", lane="nobody", wait="recorded")
+        await client.submit(Submission(handler="no-such-handler", lane="nobody"), wait="recorded")
     report = await wait_until(lambda: warned(tmp_path, cluster), what="the warning")
     assert "handler 'no-such-handler' (lane 'nobody', priority medium)" in report
     assert "no live worker knows the handler" in report
