@@ -205,9 +205,7 @@ class Leader:
         ports = Wired(self._link, self._names, database=self._database, recorder=recorder, rpc_to=self._rpc)
         reconcile_s = self._config.reconcile_s
         patience_s = max(reconcile_s, BUCKET_ACK_WAIT_S)
-        reconciler = Reconciler(ports, self._registry.view, reconcile_s=reconcile_s, patience_s=patience_s)
-        tasks.start_soon(self._duties.run, "reconciler", reconciler.run)
-        tasks.start_soon(follow_hints, self._link, self._names, reconciler)
+        return Reconciler(ports, self._registry.view, reconcile_s=reconcile_s, patience_s=patience_s)
 
     def _fallback(self, dispatch: DispatchStore) -> FallbackDuty:
         return FallbackDuty(

@@ -141,11 +141,9 @@ class Adopter:
         done = moved(record, BucketEvent.EMPTIED, now_s=time.time(), returned=returned)
         if isinstance(await self._kv.update(record.bucket, wire.encode(done), revision=revision), Stale):
             raise _OvertakenError
-        log.log(
-            logging.INFO if returned else logging.DEBUG,
-            "bucket emptied",
-            extra=extra | {"jobs": returned, "took_s": round(time.monotonic() - began_s, 3)},
-        )
+        level = logging.INFO if returned else logging.DEBUG
+        took_s = round(time.monotonic() - began_s, 3)
+        log.log(level, "bucket emptied", extra=extra | {"jobs": returned, "took_s": took_s})
 
     async def _is_overtaken(self, record: BucketRecord) -> bool:
         entry = await self._kv.get(record.bucket)
