@@ -36,6 +36,7 @@ from jm_nats.subjects import PENDING_CONSUMER, RECORDER_CONSUMER
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Awaitable, Callable
 
     from jm_core.ids import Term
     from jm_master.agent_store import AgentStore
@@ -101,7 +102,7 @@ class Leader:
             recorder = self._recorder(events, term)
             async with anyio.create_task_group() as tasks:
                 fallback, reconciler = self._fallback(dispatch), self._reconciler(recorder)
-                for name, work in {
+                duties: dict[str, Callable[[], Awaitable[None]]] = {
                     "outbox": outbox.run,
                     "recorder": recorder.run,
                     "writer": self._writer(pending, sender, outbox, term).run,
@@ -110,7 +111,8 @@ class Leader:
                     "fallback": fallback.run,
                     "reconciler": reconciler.run,
                     "hints": partial(follow_hints, self._link, self._names, reconciler),
-                }.items():
+                }
+                for name, work in duties.items():
                     tasks.start_soon(self._duties.run, name, work)
                 await tasks.start(self._service(fallback).run)
                 log.info("leading", extra={"holder": holder, "term": term})
