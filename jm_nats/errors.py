@@ -99,6 +99,19 @@ class ConfigConflictError(AgentError):
         self.reason = reason
 
 
+class LeaseConflictError(AgentError, ValueError):
+    """Our lease is not that of the cluster's living workers."""
+
+    def __init__(self, worker: str, live_s: float, lease_s: float) -> None:
+        super().__init__(
+            f"the lease here is {lease_s:g} s, that of the cluster {live_s:g} s (worker {worker!r} lives by it); "
+            f"set JM_LEASE_S={live_s:g}, or stop every worker, wait that long, and start all with the new one"
+        )
+        self.worker = worker
+        self.live_s = live_s
+        self.lease_s = lease_s
+
+
 class PayloadTooLargeError(AgentError, ValueError):
     """A message that the server would not take; nothing was sent."""
 

@@ -14,7 +14,7 @@ from nats.js.api import (
 )
 
 from jm_nats.ensure import LAYOUT_KEY, Outcome, ensure_consumer, ensure_stream
-from jm_nats.errors import NoSuchConsumerError, NoSuchStreamError
+from jm_nats.errors import LeaseConflictError, NoSuchConsumerError, NoSuchStreamError
 from jm_nats.subjects import CTL_CONSUMER, PENDING_CONSUMER, RECORDER_CONSUMER, RUN_CONSUMER
 
 if TYPE_CHECKING:
@@ -43,7 +43,9 @@ async def ensure_cluster(link: NatsLink, names: Names, *, lease_s: float, replic
 
     Raises:
         ConfigConflictError: see ``ensure_stream``.
+        LeaseConflictError: workers live here by another lease.
     """
+    await _check_lease(link, names, lease_s)
     front_door = _work_queue(names.pending_stream, [names.submit], PENDING_DUPLICATES_S, replicas)
     events = _work_queue(names.events_stream, [names.events_all], EVENTS_DUPLICATES_S, replicas)
     streams = [
@@ -58,6 +60,26 @@ async def ensure_cluster(link: NatsLink, names: Names, *, lease_s: float, replic
         outcome = await ensure_consumer(link, stream, _worker_consumer(consumer, MASTER_ACK_WAIT_S))
         outcomes[f"{stream}/{consumer}"] = outcome
     return outcomes
+
+
+async def _check_lease(link: NatsLink, names: Names, lease_s: float) -> None:
+    """A lease is one for all of a cluster: the KV's max age. To change it under workers that live by another one would
+    make them look dead, or the dead look alive.
+    """
+    try:
+        info = await link.api(f"STREAM.INFO.KV_{names.workers_kv}")
+    except NoSuchStreamError:
+        return
+    live_s = info["config"].get("max_age", 0) / 1e9
+    if live_s == lease_s or not info["state"]["messages"]:
+        return
+    # Deleted and expired keys leave messages, too: ask for each.
+    listed = await link.api(f"STREAM.INFO.KV_{names.workers_kv}", {"subjects_filter": ">"})
+    prefix = f"$KV.{names.workers_kv}."
+    for subject in listed["state"].get("subjects") or {}:
+        answer = await link.api(f"STREAM.MSG.GET.KV_{names.workers_kv}", {"last_by_subj": subject})
+        if not answer["message"].get("hdrs") or "data" in answer["message"]:
+            raise LeaseConflictError(subject.removeprefix(prefix), live_s, lease_s)
 
 
 async def ensure_bucket(link: NatsLink, names: Names, bucket: str, *, replicas: int = 1) -> dict[str, Outcome]:

@@ -114,7 +114,8 @@ def _codes() -> list[tuple[tuple[type[BaseException], ...], ExitCode]]:
     from jm_master.pg_errors import StoreMisconfiguredError, StoreUnavailableError  # noqa: PLC0415
     from jm_nats.api_client import MasterUnavailableError, NoCoordinatorError  # noqa: PLC0415
     from jm_nats.client import ReceiptTimeoutError  # noqa: PLC0415
-    from jm_nats.errors import AgentError, PayloadTooLargeError  # noqa: PLC0415
+    from jm_nats.errors import AgentError, LeaseConflictError, PayloadTooLargeError  # noqa: PLC0415
+    from jm_nats.worker.heartbeat import WorkerNameTakenError  # noqa: PLC0415
     from jm_nats.worker_client import NoSuchWorkerError, WorkerRefusedError  # noqa: PLC0415
 
     return [
@@ -123,7 +124,8 @@ def _codes() -> list[tuple[tuple[type[BaseException], ...], ExitCode]]:
         ((NoSuchJobError, ClusterUnknownError), ExitCode.NOT_FOUND),
         ((NoSuchWorkerError, WorkerRefusedError), ExitCode.NO_WORKER),
         ((JobFailedError, RejectedError, ResultTimeoutError), ExitCode.OUTCOME),
-        ((InvalidJobError, InvalidNameError, InvalidSettingError, PayloadTooLargeError), ExitCode.USAGE),
+        ((InvalidJobError, InvalidNameError, InvalidSettingError), ExitCode.USAGE),
+        ((LeaseConflictError, PayloadTooLargeError, WorkerNameTakenError), ExitCode.USAGE),
         ((StoreUnavailableError, StoreMisconfiguredError, MigrationBlockedError), ExitCode.POSTGRES),
         ((AgentError, AgentStoreChangedError), ExitCode.NATS),
     ]
