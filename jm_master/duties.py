@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from jm_core.health import Invariant, InvariantViolatedError
 from jm_master.terms import LostTermError
 from jm_nats.health import describe
 
@@ -19,6 +20,7 @@ class Duties:
     def __init__(self, board: HealthBoard) -> None:
         self._board = board
         self._failed: set[str] = set()
+        self._term = 0
 
     async def run(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         """``work``; what it raises is noted under its name. To lose the term is no failure."""
@@ -30,6 +32,15 @@ class Duties:
                 self._failed.add(name)
                 self._board.trouble(f"duty {name}", describe(failures))
             raise
+
+    def took(self, term: int) -> None:
+        """Raises:
+        InvariantViolatedError: this process has led with a later one: Postgres was restored from a copy.
+        """
+        if term <= self._term:
+            detail = f"the term is {term}, this process has led in term {self._term}"
+            raise InvariantViolatedError(Invariant.TERM_WENT_BACK, detail)
+        self._term = term
 
     def all_run(self) -> None:
         """Every duty runs: what failed in an earlier term works again."""

@@ -88,6 +88,7 @@ class Leader:
             AgentStoreChangedError: NATS is another one than recorded; nothing was dispatched.
         """
         term = await take_term(self._database, holder)
+        self._duties.took(term)
         await self._agent_store.settle(term)
         dispatch = DispatchStore(self._database, term)
         counts = await self._database.ride_out(lambda: dispatch.count_in_buckets(later_s=LATER_HORIZON_S))
