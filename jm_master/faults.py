@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jm_core.health import Fault, worst_fault
 from jm_master import pg_errors
+from jm_master.agent_store import AgentStoreChangedError
 from jm_master.migrate import MigrationBlockedError
 from jm_master.pg_errors import (
     RowRefusedError,
@@ -27,6 +28,8 @@ def classify_one(error: BaseException) -> Fault:
             return Fault.TRANSIENT
         case StoreMisconfiguredError():
             return Fault.MISCONFIGURED
+        case AgentStoreChangedError():
+            return Fault.INVARIANT
         case RowRefusedError():  # who sends rows to Postgres handles it; one that got away is a bug
             return Fault.UNKNOWN
     match pg_errors.fault_of(error):  # not translated: from outside class Database

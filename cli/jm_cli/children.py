@@ -17,7 +17,7 @@ from jm_cli.exits import CliError, ExitCode
 from jm_cli.plain_text import safe
 from jm_nats.child_process import ChildProcess
 
-log = logging.getLogger("jobmaster.up")
+log = logging.getLogger("jobmaster.children")
 
 POLL_S: Final = 0.1
 BACKOFF_FIRST_S: Final = 1.0

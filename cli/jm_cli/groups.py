@@ -55,7 +55,8 @@ async def run_groups(groups: Sequence[Group], stop: asyncio.Event, hurry: asynci
         Exception: of the first group, when none got as far as being ready: that is a start that failed, with the
             exit code of its kind.
     """
-    ends = await asyncio.gather(*(_run_one(group, stop, hurry, alone=len(groups) == 1) for group in groups))
+    alone = len(groups) == 1
+    ends = await asyncio.gather(*(_run_one(g, stop, hurry, alone=alone, stays_up=stays_up) for g in groups))
     failed = [end for end in ends if end.error is not None]
     if failed and len(failed) == len(ends) and not any(end.was_ready for end in ends):
         assert failed[0].error is not None
@@ -69,7 +70,7 @@ async def run_groups(groups: Sequence[Group], stop: asyncio.Event, hurry: asynci
     return ExitCode.INTERRUPTED if interrupted else ExitCode.OK
 
 
-async def _run_one(group: Group, stop: asyncio.Event, hurry: asyncio.Event, *, alone: bool) -> _End:
+async def _run_one(group: Group, stop: asyncio.Event, hurry: asyncio.Event, *, alone: bool, stays_up: bool) -> _End:
     process = group.process
     running = asyncio.ensure_future(process.run(stop, hurry))
     stopping = asyncio.ensure_future(stop.wait())
@@ -83,7 +84,7 @@ async def _run_one(group: Group, stop: asyncio.Event, hurry: asyncio.Event, *, a
             return _End(interrupted=True)
         await running
     except Exception as error:  # noqa: BLE001 - the edge of the group: siblings must not fall with it
-        return _failed(group, error, alone=alone)
+        return _failed(group, error, alone=alone, stays_up=stays_up)
     finally:
         stopping.cancel()
         starting.cancel()
@@ -96,12 +97,14 @@ async def _note_start(group: Group) -> None:
     group.board.started()
 
 
-def _failed(group: Group, error: Exception, *, alone: bool) -> _End:
-    """What was known to go wrong needs no traceback. A start that failed is told by the error itself, in one line."""
+def _failed(group: Group, error: Exception, *, alone: bool, stays_up: bool) -> _End:
+    """What was known to go wrong needs no traceback. A start that failed is told by the error itself, in one line;
+    unless an invariant is broken and there is a health port to say so.
+    """
     from jm_master.faults import classify  # noqa: PLC0415 - brings Postgres's driver along
 
     fault = classify(error)
-    was_ready = group.process.ready.is_set() or fault is Fault.INVARIANT
+    was_ready = group.process.ready.is_set() or (stays_up and fault is Fault.INVARIANT)
     if was_ready or not alone:
         group.board.halt(describe(error), error if fault is Fault.UNKNOWN else None)
     return _End(error, was_ready)

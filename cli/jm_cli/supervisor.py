@@ -133,7 +133,8 @@ class _Forgetter:
             async with asyncio.timeout(FORGET_S):
                 await forget_worker(app, pid=pid, host=socket.gethostname())
         except (JmError, TimeoutError) as error:
-            log.info("a dead process's lease has to lapse by itself", extra={"pid": pid, "problem": str(error)})
+            problem = str(error) or f"not done in {FORGET_S:g} s"
+            log.info("a dead process's lease has to lapse by itself", extra={"pid": pid, "problem": problem})
 
 
 async def forget_worker(app: "JobMaster", *, pid: int | None, host: str) -> int:
@@ -165,17 +166,18 @@ class ChildState(Struct, frozen=True):
 
 def judge_children(children: Sequence[ChildState]) -> tuple[Health, list[str]]:
     """All running is healthy; one being restarted degrades; one that fails again and again is unhealthy."""
-    health, reasons = Health.HEALTHY, []
-    for child in children:
-        if child.ended:
-            continue
-        if child.failures >= FAILURES_MAX:
-            health = Health.UNHEALTHY
-            reasons.append(f"{child.name} has failed {child.failures} times in a row")
-        elif not child.running or (child.failures and child.lived_s < SETTLED_S):
-            health = max(health, Health.DEGRADED, key=list(Health).index)
-            reasons.append(f"{child.name} is being started again")
-    return health, reasons
+    expected = [child for child in children if not child.ended]
+    failing = [child for child in expected if child.failures >= FAILURES_MAX]
+    restarting = [
+        child
+        for child in expected
+        if child not in failing and (not child.running or (child.failures and child.lived_s < SETTLED_S))
+    ]
+    reasons = [f"{child.name} has failed {child.failures} times in a row" for child in failing]
+    reasons += [f"{child.name} is being started again" for child in restarting]
+    if failing:
+        return Health.UNHEALTHY, reasons
+    return Health.DEGRADED if restarting else Health.HEALTHY, reasons
 
 
 class SupervisorReport:

@@ -46,13 +46,20 @@ class Up:
 
     def processes(self):
         """(pid, command) of all that ``jm up`` started, also of what it no longer knows: they inherit our mark."""
-        return {p.pid: " ".join(p.cmdline()[:8]) for p in psutil.process_iter() if self.mark == mark_of(p)}
+        return {p.pid: command_of(p) for p in psutil.process_iter() if self.mark == mark_of(p)}
 
     def pids(self, part):
         return [pid for pid, command in self.processes().items() if part in command]
 
     async def wait_gone(self):
         await wait_until(lambda: not self.processes(), GONE_TIMEOUT_S, what="the end of all", shown=self.processes)
+
+
+def command_of(process):
+    try:
+        return " ".join(process.cmdline()[:8])
+    except psutil.Error:
+        return "(it has just ended)"
 
 
 def mark_of(process):

@@ -7,6 +7,7 @@ from nats import errors
 from jm_core.errors import IllegalMoveError, InvalidSettingError
 from jm_core.health import Fault, Invariant, InvariantViolatedError
 from jm_master import faults as master_faults
+from jm_master.agent_store import AgentStoreChangedError
 from jm_master.migrate import MigrationBlockedError
 from jm_master.pg_errors import (
     RowRefusedError,
@@ -57,6 +58,10 @@ MASTER = [
     (MigrationBlockedError("here", 3, []), Fault.TRANSIENT),
     (RowRefusedError("x"), Fault.UNKNOWN),
     (asyncpg.UndefinedFunctionError(), Fault.UNKNOWN),
+    (
+        AgentStoreChangedError("n", "p", cluster="c", recorded="a", found="b", jobs=1, in_buckets=0),
+        Fault.INVARIANT,
+    ),
 ]
 
 

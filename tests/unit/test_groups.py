@@ -130,6 +130,11 @@ async def test_a_broken_invariant_is_shown_even_if_it_was_found_at_the_start(cap
     assert "agent_store_changed" in groups[0].board.verdict().reasons[0]
 
 
+async def test_without_a_health_port_it_is_told_by_the_error_like_any_other_failed_start():
+    with pytest.raises(InvariantViolatedError):
+        await run(groups_of(Fake(fails=InvariantViolatedError(Invariant.AGENT_STORE_CHANGED, "x"), at_start=True)))
+
+
 async def test_what_ends_by_itself_ends_the_process_with_0_though_there_is_a_health_port():
     assert await run(groups_of(Fake(ends=True)), stays_up=True) is ExitCode.OK
 

@@ -26,6 +26,6 @@ def test_how_well_a_supervisor_is(states, health):
     assert judge_children(states)[0] is health
 
 
-def test_it_names_the_child():
+def test_it_names_the_children_the_worst_first():
     _, reasons = judge_children([child("worker 1", running=False, failures=1), child("worker 2", failures=7)])
-    assert reasons == ["worker 1 is being started again", "worker 2 has failed 7 times in a row"]
+    assert reasons == ["worker 2 has failed 7 times in a row", "worker 1 is being started again"]
