@@ -189,6 +189,11 @@ class PullReader:
             self._stale = True
         self._wake.set()
 
+    def keep_alive(self) -> None:
+        """Keep what is here untaken ours, beyond the consumer's ack wait."""
+        for message in self._buffer:
+            keep_alive(message)
+
     def give_up(self, reason: str) -> None:
         """Treat the consumer as gone: for an owner that knows it cannot go on with it."""
         self._gone(reason)

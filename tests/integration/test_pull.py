@@ -443,6 +443,20 @@ async def test_keep_alive_postpones_the_redelivery(link, names):
         ack(kept)
 
 
+async def test_what_is_here_untaken_can_be_kept(link, names):
+    stream = names.bucket_stream("b")
+    await ensure_bucket(link, names, "b")
+    await delete_consumer(link, stream, "run")
+    await link.js.add_consumer(stream, durable_name="run", filter_subject=names.run("b"), ack_wait=0.4)
+    async with PullReader(link, stream, "run", batch=10, max_bytes=1000) as reader:
+        await publish(link, names, 2)
+        for _ in range(12):  # three ack waits, and the request still stands
+            reader.keep_alive()
+            await asyncio.sleep(0.1)
+        assert [m.data for m in await take_all_unacked(reader, 2)] == [b"0", b"1"]
+        assert reader.buffered == 0
+
+
 async def test_an_unconfirmed_ack_is_reported(names):
     with NatsServer() as server:
         config = NatsConfig(servers=(server.url,))
