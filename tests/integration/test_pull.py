@@ -4,6 +4,7 @@ import asyncio
 import time
 from contextlib import asynccontextmanager
 
+import anyio
 import pytest
 from nats.aio.msg import Msg
 
@@ -246,6 +247,21 @@ async def test_what_was_not_taken_goes_back_at_once(link, names):
     async with reading(link, names) as another:
         got = await take_all(another, 10)  # its ack wait is 30 s
     assert {meta(m).deliveries for m in got} == {2}
+
+
+async def test_a_reader_that_ends_by_cancellation_takes_nothing_more(link, names):
+    """anyio cancels again at every await: the leader's readers ended so when it stepped down, and went on taking."""
+    stream = names.bucket_stream("b")
+    with anyio.CancelScope() as scope:
+        async with reading(link, names) as reader:
+            while not (await link.js.consumer_info(stream, "run")).num_waiting:
+                await asyncio.sleep(0.01)
+            scope.cancel()
+            await anyio.sleep_forever()
+    await publish(link, names, 1)
+    async with asyncio.timeout(SOON_S), reading(link, names) as successor:
+        assert len(await successor.take(1)) == 1
+    assert reader.buffered == 0
 
 
 async def test_a_closed_reader_says_so(link, names):
