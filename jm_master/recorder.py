@@ -75,7 +75,7 @@ class Recorder:
         self._assign = assign
         self._term = term
         self._batch_events = batch_events
-        self._in_hand = InHand()
+        self._in_hand = InHand(reader)
 
     async def run(self) -> None:
         """Until cancelled.
@@ -114,7 +114,10 @@ class Recorder:
     async def _read(self, send: MemoryObjectSendStream[Batch]) -> None:
         while True:
             messages = await self._reader.take(MESSAGES_MAX)
-            for batch in decoded(messages, self._batch_events):
+            batches = decoded(messages, self._batch_events)
+            for batch in batches:
+                self._in_hand.hold(batch.messages)
+            for batch in batches:
                 await send.send(batch)
 
     async def _apply_all(self, receive: MemoryObjectReceiveStream[Batch]) -> None:

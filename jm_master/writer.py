@@ -55,7 +55,7 @@ class Writer:
         self._saver = saver
         self._view = view
         self._config = config
-        self._in_hand = InHand()
+        self._in_hand = InHand(reader)
         self._saved_at_s = 0.0
 
     async def run(self) -> None:

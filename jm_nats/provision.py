@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from jm_nats.subjects import Names
 
 # Grows with every change of a configuration in this file.
-LAYOUT: Final = 1
+LAYOUT: Final = 2
 
 PENDING_DUPLICATES_S: Final = 120.0
 BUCKET_DUPLICATES_S: Final = 300.0
 EVENTS_DUPLICATES_S: Final = 120.0
-MASTER_ACK_WAIT_S: Final = 60.0
+# A message that was lost with its connection, on its way to the leader, is what waits so long.
+MASTER_ACK_WAIT_S: Final = 20.0
 BUCKET_ACK_WAIT_S: Final = 30.0
 KV_DUPLICATES_S: Final = 120.0
 MARKER_TTL_MIN_S: Final = 1.0  # the server's own bound

@@ -18,6 +18,7 @@ import random
 from collections import deque
 from typing import TYPE_CHECKING, Final, Self
 
+import anyio
 from nats import errors
 
 from jm_nats.acks import Meta, ack, ack_sync, keep_alive, meta, nak, term
@@ -189,6 +190,11 @@ class PullReader:
             self._stale = True
         self._wake.set()
 
+    def keep_alive(self) -> None:
+        """Keep what is here untaken ours, beyond the consumer's ack wait."""
+        for message in self._buffer:
+            keep_alive(message)
+
     def give_up(self, reason: str) -> None:
         """Treat the consumer as gone: for an owner that knows it cannot go on with it."""
         self._gone(reason)
@@ -199,10 +205,13 @@ class PullReader:
         self._arrived.set()
         if self._undo is not None:
             self._undo()
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.wait({self._keeper})
-        await self._shut()
+        # Also when who closes is being cancelled: half a close would leave a subscription behind that takes messages,
+        # and those wait for their ack wait to end.
+        with anyio.CancelScope(shield=True):
+            if self._keeper is not None:
+                self._keeper.cancel()
+                await asyncio.wait({self._keeper})
+            await self._shut()
         for message in self._pop(len(self._buffer)):
             nak(message)
 

@@ -13,7 +13,7 @@ import pytest
 from jm_nats.subjects import Names
 from tests.support.app import effect
 from tests.support.nats_cluster import NatsCluster
-from tests.support.scene import Scene, Timing
+from tests.support.scene import SHIPPED, Scene, Timing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
 
 PAUSE_MAX_S: Final = 10.0
+# After a hard death the followers wait 4 to 9 s before they elect; the leader's own key may be among what waits.
+DEATH_PAUSE_MAX_S: Final = 30.0
 R3: Final = {"JM_NATS_REPLICAS": "3"}
 # An election of three busy processes on a small machine takes a second; a lease has to be longer than that.
 TIMING: Final = Timing(6.0, 0.5)
@@ -82,20 +84,20 @@ async def test_a_node_that_dies_and_comes_back_costs_a_short_pause(
     kills: int, cluster: NatsCluster, database: str, cluster_name: str, tmp_path: Path
 ) -> None:
     """Each in turn, the leader of most things among them; what was acknowledged is on two others."""
-    async with Scene(cluster.url, database, cluster_name, tmp_path, TIMING, **R3) as scene, scene.client() as client:
+    async with Scene(cluster.url, database, cluster_name, tmp_path, SHIPPED, **R3) as scene, scene.client() as client:
         await start(scene)
         async with scene.under_load(client):
             for kill in range(kills):
                 await scene.time_to_run(client)
                 await cluster.kill(kill % len(cluster.nodes))
-                assert await scene.time_to_run(client) <= PAUSE_MAX_S
+                assert await scene.time_to_run(client) <= DEATH_PAUSE_MAX_S
                 await cluster.restart(kill % len(cluster.nodes))
                 for stream in await cluster.streams(f"JM_{cluster_name}_"):
                     await cluster.wait_current(stream)
         effects = await scene.settled()
         scene.assert_running()
         print(f"the longest pause {longest_pause_s(effects):.2f} s")  # noqa: T201
-        assert longest_pause_s(effects) <= PAUSE_MAX_S
+        assert longest_pause_s(effects) <= DEATH_PAUSE_MAX_S
 
 
 async def test_messages_scheduled_in_a_cluster_that_loses_a_node_all_come_on_time(

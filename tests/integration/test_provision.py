@@ -75,7 +75,7 @@ async def test_the_live_configuration_is_the_contracts(link, names):
     assert workers["subject_delete_marker_ttl"] > 0
     assert workers["max_msgs_per_subject"] == 1
     writer = await consumer(link, names.pending_stream, "writer")
-    assert (writer["ack_wait"], writer["max_ack_pending"], writer["max_deliver"]) == (60 * 10**9, -1, -1)
+    assert (writer["ack_wait"], writer["max_ack_pending"], writer["max_deliver"]) == (20 * 10**9, -1, -1)
     assert "inactive_threshold" not in writer
 
 
@@ -186,11 +186,11 @@ async def test_an_inactivity_threshold_is_taken_off_a_work_consumer(link, cluste
 
 
 async def test_a_newer_layout_is_left_alone(link, names, monkeypatch):
-    monkeypatch.setattr(provision, "LAYOUT", 2)
+    monkeypatch.setattr(provision, "LAYOUT", provision.LAYOUT + 1)
     monkeypatch.setattr(provision, "BUCKET_ACK_WAIT_S", 45.0)
     await ensure_bucket(link, names, "b1")
     monkeypatch.undo()
-    assert set((await ensure_bucket(link, names, "b1")).values()) == {KeptNewer(2)}
+    assert set((await ensure_bucket(link, names, "b1")).values()) == {KeptNewer(provision.LAYOUT + 1)}
     assert (await consumer(link, names.bucket_stream("b1"), "run"))["ack_wait"] == 45 * 10**9
 
 

@@ -4,6 +4,7 @@ import asyncio
 import time
 from contextlib import asynccontextmanager
 
+import anyio
 import pytest
 from nats.aio.msg import Msg
 
@@ -248,6 +249,21 @@ async def test_what_was_not_taken_goes_back_at_once(link, names):
     assert {meta(m).deliveries for m in got} == {2}
 
 
+async def test_a_reader_that_ends_by_cancellation_takes_nothing_more(link, names):
+    """anyio cancels again at every await: the leader's readers ended so when it stepped down, and went on taking."""
+    stream = names.bucket_stream("b")
+    with anyio.CancelScope() as scope:
+        async with reading(link, names) as reader:
+            while not (await link.js.consumer_info(stream, "run")).num_waiting:
+                await asyncio.sleep(0.01)
+            scope.cancel()
+            await anyio.sleep_forever()
+    await publish(link, names, 1)
+    async with asyncio.timeout(SOON_S), reading(link, names) as successor:
+        assert len(await successor.take(1)) == 1
+    assert reader.buffered == 0
+
+
 async def test_a_closed_reader_says_so(link, names):
     async with reading(link, names) as reader:
         taking = asyncio.create_task(reader.take(1))
@@ -441,6 +457,20 @@ async def test_keep_alive_postpones_the_redelivery(link, names):
             await asyncio.sleep(0.1)
         assert [m.data for m in await again] == [dropped.data]
         ack(kept)
+
+
+async def test_what_is_here_untaken_can_be_kept(link, names):
+    stream = names.bucket_stream("b")
+    await ensure_bucket(link, names, "b")
+    await delete_consumer(link, stream, "run")
+    await link.js.add_consumer(stream, durable_name="run", filter_subject=names.run("b"), ack_wait=0.4)
+    async with PullReader(link, stream, "run", batch=10, max_bytes=1000) as reader:
+        await publish(link, names, 2)
+        for _ in range(12):  # three ack waits, and the request still stands
+            reader.keep_alive()
+            await asyncio.sleep(0.1)
+        assert [m.data for m in await take_all_unacked(reader, 2)] == [b"0", b"1"]
+        assert reader.buffered == 0
 
 
 async def test_an_unconfirmed_ack_is_reported(names):

@@ -125,7 +125,7 @@ class Scene(Cluster):
         """
         assert await self.ended(self.accepted, timeout_s=timeout_s) == {"succeeded": len(set(self.accepted))}
         effects = self.effects()
-        print(f"{len(self.accepted)} jobs, the longest delay {max(effects.delays_s()):.2f} s")  # noqa: T201
+        print(f"{len(self.accepted)} jobs, the longest delay {max(effects.delays_s(), default=0):.2f} s")  # noqa: T201
         await self.assert_oracles(self.accepted, timeout_s=REST_S)
         assert await unfounded(self.sql, effects, self.accepted) == [], "O5: successes that no run explains"
         if not repeats:
