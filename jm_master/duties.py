@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jm_core.health import Invariant, InvariantViolatedError
+from jm_core.health import Invariant
 from jm_master.terms import LostTermError
 from jm_nats.health import describe
 
@@ -20,7 +20,7 @@ class Duties:
     def __init__(self, board: HealthBoard) -> None:
         self._board = board
         self._failed: set[str] = set()
-        self._term = 0
+        self.latest_term = 0  # that this process has led in
 
     async def run(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         """``work``; what it raises is noted under its name. To lose the term is no failure."""
@@ -33,14 +33,10 @@ class Duties:
                 self._board.trouble(f"duty {name}", describe(failures))
             raise
 
-    def took(self, term: int) -> None:
-        """Raises:
-        InvariantViolatedError: this process has led with a later one: Postgres was restored from a copy.
-        """
-        if term <= self._term:
-            detail = f"the term is {term}, this process has led in term {self._term}"
-            raise InvariantViolatedError(Invariant.TERM_WENT_BACK, detail)
-        self._term = term
+    def older_term(self, found: int) -> None:
+        """Postgres does not know the term that we led in. Said, counted, made up for: ours is later than both."""
+        detail = f"Postgres knows term {found}, this process has led in term {self.latest_term}"
+        self._board.violated(Invariant.TERM_WENT_BACK, detail)
 
     def all_run(self) -> None:
         """Every duty runs: what failed in an earlier term works again."""

@@ -145,7 +145,19 @@ class Leadership:
         return True
 
 
-async def take_term(database: Database, holder: str) -> Term:
-    """A new term: from now on no statement of an earlier leader commits."""
+async def take_term(
+    database: Database, holder: str, *, after: int = 0, on_older: Callable[[int], None] = lambda _: None
+) -> Term:
+    """A new term: from now on no statement of an earlier leader commits.
+
+    Args:
+        after: the latest one that we know of; ours will be later.
+        on_older: told the term that Postgres knew, when it is older than that: it was restored from a copy, or is a
+            standby that was promoted before it had everything.
+    """
     sql = named("leader", database.schema)["take_term"]
-    return Term(int(await database.ride_out(lambda: database.fetchval(sql, holder))))
+    row = await database.ride_out(lambda: database.fetchrow(sql, holder, after))
+    assert row is not None
+    if row["found"] < after:
+        on_older(row["found"])
+    return Term(row["term"])

@@ -149,3 +149,14 @@ async def test_a_coordinator_waits_for_a_postgres_that_is_away(bench, nats_serve
 async def enter(context):
     await context.__aenter__()
     return context
+
+
+async def test_a_postgres_that_has_forgotten_our_term_is_given_a_later_one_and_it_is_said(database_of_ours):
+    """Restored from a copy, or a standby that was promoted too early: a leader of the old term may still be there."""
+    older = []
+    first = await take_term(database_of_ours, "we")
+    restored = await take_term(database_of_ours, "we", after=first + 40, on_older=older.append)
+    assert restored == first + 41
+    assert older == [first]
+    assert await take_term(database_of_ours, "we", after=restored, on_older=older.append) == restored + 1
+    assert older == [first]
