@@ -78,9 +78,10 @@ class Engine:
         self._known: dict[str, int] = {}
         # What is here and not reported yet, by job.
         self._open: dict[str, Held] = {}
-        # Jobs that may be what killed their workers: one at a time, so that the next death tells which it was.
+        # Jobs that may be what killed their workers: started one by one, so that the next death tells which it was.
         self._suspects: deque[Held] = deque()
-        self._suspect_runs = False
+        self._suspect: Held | None = None  # whom the next one waits for
+        self._suspect_since_s = 0.0
         self.held_bytes = 0
         self.duplicates = 0
         self.finished = 0
@@ -152,10 +153,10 @@ class Engine:
             held = self._ready[priority].popleft()
             if held.run.losses < limits.SUSPECT_LOSSES:
                 self._start(held)
-            elif self._suspect_runs:
+            elif self._suspect is not None:
                 self._suspects.append(held)
             else:
-                self._suspect_runs = True
+                self._suspect, self._suspect_since_s = held, self._loop.time()
                 self._start(held)
 
     def waiting_since(self) -> list[Held]:
@@ -240,14 +241,13 @@ class Engine:
         self._on_room()
 
     def _suspect_over(self, held: Held) -> None:
-        if held.run.losses >= limits.SUSPECT_LOSSES:
-            self._suspect_runs = False
+        """It has ended, or has run for long enough not to be what kills at once: the next one's turn."""
+        if held is self._suspect:
+            self._suspect = None
             if self._suspects:
-                self._put_first(self._suspects.popleft())
-
-    def _put_first(self, held: Held) -> None:
-        self._ready[held.port.priority].appendleft(held)
-        self._waiting[held.port.priority] += 1
+                following = self._suspects.popleft()
+                self._ready[following.port.priority].appendleft(following)
+                self._waiting[following.port.priority] += 1
 
     # -- time
 
@@ -279,6 +279,9 @@ class Engine:
             if not execution.announced and now - execution.started_loop_s >= limits.FLUSH_S:
                 self._announce(execution)
             execution.check(now, grace_s=self._grace_s)
+        if self._suspect is not None and now - self._suspect_since_s >= limits.SUSPECT_ALONE_S:
+            self._suspect_over(self._suspect)
+            self.pump()
         if self._running:
             self._ticker = self._loop.call_later(limits.FLUSH_S, self._tick)
 

@@ -1240,3 +1240,113 @@ async def test_endless_recursion_in_a_handler_fails_its_job(app):
         end = await Bench(app).outcome_of(way)
         assert "RecursionError" in end.error
     assert sys.getrecursionlimit() >= 1_000
+
+
+# Jobs that have lost workers.
+
+
+def sleeping(app):
+    @app.handler("sleep", timeout=3600)
+    async def sleep(seconds: float):
+        await asyncio.sleep(seconds)
+
+
+@scenario
+async def test_a_job_that_has_lost_a_worker_is_announced_before_it_is_called(app):
+    called = []
+
+    @app.handler("note")
+    async def note():
+        called.append([type(event) for event in bench.reporter.events])
+
+    bench = Bench(app)
+    bench.accept(bench.run("note", losses=1), bench.run("note", losses=0))
+    await bench.until_ended(2)
+    first, second = called
+    assert first == []  # the one without losses: too short to be announced at all
+    assert second == [Started, Finished] or second == [Started]
+
+
+@scenario
+async def test_jobs_that_have_lost_two_workers_start_one_by_one(app):
+    sleeping(app)
+    bench = Bench(app, slots=10)
+    suspects = [bench.run("sleep", {"seconds": 1.0}, job_id=f"suspect-{n}", losses=2) for n in range(3)]
+    others = [bench.run("sleep", {"seconds": 1.0}, job_id=f"other-{n}", losses=n % 2) for n in range(4)]
+    bench.accept(*suspects, *others)
+    assert bench.engine.running == 5, "one suspect beside all the others"
+    assert bench.engine.held == 2
+    await bench.until_ended(5)
+    assert bench.engine.running == 1
+    await bench.until_ended(7)
+    starts = [event.started_at for event in bench.ends if event.id.startswith("suspect")]
+    assert [b - a for a, b in itertools.pairwise(starts)] == pytest.approx([1.0, 1.0], abs=0.01)
+    bench.assert_empty()
+
+
+@scenario
+async def test_a_suspect_that_runs_on_does_not_hold_up_the_next_one_for_ever(app):
+    sleeping(app)
+    bench = Bench(app, slots=10)
+    bench.accept(*[bench.run("sleep", {"seconds": 600.0}, timeout_s=3600.0, losses=5) for _ in range(3)])
+    assert bench.engine.running == 1
+    await asyncio.sleep(limits.SUSPECT_ALONE_S + 0.2)
+    assert bench.engine.running == 2
+    await asyncio.sleep(limits.SUSPECT_ALONE_S + 0.2)
+    assert bench.engine.running == 3
+
+
+@scenario
+async def test_waiting_suspects_are_handed_back_with_the_rest(app):
+    sleeping(app)
+    bench = Bench(app, slots=10)
+    bench.accept(*[bench.run("sleep", {"seconds": 1.0}, losses=2) for _ in range(3)])
+    bench.close()
+    assert [event.reason for event in bench.ends] == [ReturnReason.DRAINED] * 2
+    await bench.until_ended(3)
+    bench.assert_empty()
+
+
+# The lease.
+
+
+@scenario
+async def test_nothing_starts_while_the_lease_is_in_doubt_and_only_exclusive_handlers_are_cancelled(app):
+    @app.handler("exclusive", exclusive=True)
+    async def exclusive():
+        await asyncio.sleep(60)
+
+    sleeping(app)
+    bench = Bench(app, slots=10)
+    bench.trusted = True
+    bench.accept(bench.run("exclusive", job_id="exclusive"), bench.run("sleep", {"seconds": 5.0}, job_id="other"))
+    assert bench.engine.running == 2
+    bench.trusted = False
+    bench.accept(bench.run("sleep", {"seconds": 0.0}, job_id="late"))
+    (ended,) = await bench.until_ended(1)
+    assert (ended.id, type(ended), ended.reason) == ("exclusive", Returned, ReturnReason.INTERRUPTED)
+    await bench.until_ended(2)
+    assert bench.ends[1].id == "other", "what runs goes on"
+    assert bench.engine.held == 1
+    bench.trusted = True
+    bench.engine.pump()
+    await bench.until_ended(3)
+    bench.assert_empty()
+
+
+@scenario
+async def test_a_bucket_that_is_somebody_else_s_is_forgotten_without_a_word(app):
+    sleeping(app)
+    bench = Bench(app, slots=1)
+    kept, lost = bench.ports[Priority.HIGH], bench.ports[Priority.LOW]
+    lost.reporter = Reporter()
+    lost.reporter.discard = lambda: None
+    bench.accept(bench.run("sleep", {"seconds": 60.0}, job_id="runs"), priority=Priority.LOW)
+    bench.accept(bench.run("sleep", {"seconds": 1.0}, job_id="held"), priority=Priority.LOW)
+    bench.accept(bench.run("sleep", {"seconds": 1.0}, job_id="mine"), priority=Priority.HIGH)
+    assert bench.engine.forget(lost, Ask.OVERTAKEN) == 1
+    await bench.until_ended(1)
+    assert [event.id for event in bench.ends] == ["mine"]
+    assert bench.engine.holds([("held", 1), ("runs", 1), ("mine", 1)]) == []
+    assert bench.engine.held_of(lost) == []
+    assert not kept.closed
