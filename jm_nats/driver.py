@@ -52,6 +52,16 @@ class SteadyClient(Client):
         else:
             await self._process_op_err(errors.Error(f"nats: {err_msg}"))
 
+    async def _close(self, status: int, do_cbs: bool = True) -> None:  # noqa: FBT001, FBT002 - as nats.py has it
+        # nats.py writes what it has left, also to a socket that broke a moment ago. That raises (RuntimeError on
+        # uvloop), and nothing after it would be tidied up.
+        try:
+            await super()._close(status, do_cbs)
+        except (RuntimeError, OSError):
+            self._pending, self._pending_data_size = [], 0
+            self._status = Client.DISCONNECTED
+            await super()._close(status, do_cbs)
+
     async def _attempt_reconnect(self) -> None:
         # nats.py catches a few kinds of error here; any other (a credentials file that is empty for a moment) ends
         # the task, and the client stays "reconnecting" for ever without trying.

@@ -560,3 +560,22 @@ def token(issuer: nkeys.KeyPair, subject: str, rights: dict[str, object]) -> str
 
 def b64(data: str | bytes) -> str:
     return base64.urlsafe_b64encode(data.encode() if isinstance(data, str) else data).decode().rstrip("=")
+
+
+@pytest.mark.parametrize("problem", [RuntimeError("the handler is closed"), ConnectionResetError("Connection lost")])
+async def test_closing_a_connection_that_has_just_broken_is_no_error_and_tidies_up(nats_server, monkeypatch, problem):
+    link = await connect(NatsConfig(servers=(nats_server.url,)), client_name="test")
+    await link.nc.subscribe("jm.test", cb=ignore)
+
+    def broken(_):
+        raise problem
+
+    monkeypatch.setattr(link.nc._transport, "writelines", broken)
+    link.nc._pending, link.nc._pending_data_size = [b"PING\r\n"], 6
+    await link.close()
+    assert link.nc.is_closed
+    assert not link.nc._subs
+
+
+async def ignore(_):
+    pass
