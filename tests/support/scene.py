@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from jm_nats.provision import MASTER_ACK_WAIT_S
+from jm_nats.provision import BUCKET_ACK_WAIT_S, MASTER_ACK_WAIT_S
 from tests.support import oracles
 from tests.support.app import effect
 from tests.support.effects import EFFECTS_VARIABLE, Effects, unfounded
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 SETTLE_S: Final = 60.0
 # An ack that was on its way when the connection broke is lost, and its message comes once more after the ack wait
-# (jm_nats.provision.MASTER_ACK_WAIT_S), to be recognised and acknowledged again.
-REST_S: Final = MASTER_ACK_WAIT_S + 15
+# (jm_nats.provision), to be recognised and acknowledged again.
+REST_S: Final = max(MASTER_ACK_WAIT_S, BUCKET_ACK_WAIT_S) + 15
 LOST: Final = "lost"
 
 
