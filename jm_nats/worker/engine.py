@@ -319,6 +319,7 @@ class Engine:
         heapq.heapify(self._later)
         for held in chosen:
             self.held_bytes -= len(bytes(held.run.args))
+        self._on_room()
         return chosen
 
     def close(self, port: BucketPort) -> None:

@@ -41,15 +41,12 @@ class Guard:
         self._on_trust = on_trust
         self._look_s = min(0.5, self._margin_s / 2)
         self._until_s = self._trusted_until_s()
+        self._is_doubted = False
         self.doubted_s = float("-inf")  # monotonic time at which the lease was last seen in doubt
 
     def holds(self) -> bool:
         """Asked before every start: as cheap as can be."""
         return time.monotonic() < self._until_s
-
-    def wake(self) -> None:
-        """The time is not known: as after a long sleep, look before anything else."""
-        self._until_s = float("-inf")
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -76,8 +73,6 @@ class Guard:
         log.info("the lease is sure again")
         self._is_doubted = False
         self._on_trust()
-
-    _is_doubted = False
 
     def _doubt(self) -> None:
         self.doubted_s = time.monotonic()

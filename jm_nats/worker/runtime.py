@@ -109,7 +109,7 @@ class Worker:
             async with Tasks() as tasks:
                 parts = self._parts = await self._make_parts(link, heartbeat, executors, publisher, tasks)
                 try:
-                    await self._serve_with(parts, first(tasks.failed(), taken), stop, hurry)
+                    await self._serve_with(parts, taken, stop, hurry)
                 except BaseException:
                     # Also when a loop has failed: what is cancelled from here on frees slots, and nothing may start.
                     self.state = WorkerState.HALTED
@@ -144,14 +144,14 @@ class Worker:
         )
 
     async def _serve_with(
-        self, parts: Parts, failed: Awaitable[None], stop: asyncio.Event, hurry: asyncio.Event
+        self, parts: Parts, taken: "asyncio.Future[None]", stop: asyncio.Event, hurry: asyncio.Event
     ) -> None:
         orders = WorkerOrders(parts, self._shown_state, runs_jobs=self.runs_jobs)
         async with WorkerRpc(parts.link, self.app.names, self.config.worker_id, orders):
             await self._start(parts)
             parts.tasks.start(_pass_on(stop, orders.stop_asked), "stop", ends=True)
             parts.tasks.start(_pass_on(hurry, orders.hurry_asked), "hurry", ends=True)
-            await first(failed, self._until_stopped(parts, orders))
+            await first(parts.tasks.failed(), taken, self._until_stopped(parts, orders))
 
     async def _start(self, parts: Parts) -> None:
         start = parts.tasks.start
