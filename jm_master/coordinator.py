@@ -81,6 +81,7 @@ class Coordinator:
         self.registry: Registry  # once ready
         self.violation: AgentStoreChangedError | None = None  # why it must not lead
         self.on_violation: Callable[[AgentStoreChangedError | None], None] = lambda _: None  # None: it is over
+        self._leadership: Leadership | None = None
         self._nats = nats
         self._postgres = postgres
         self._duties = Duties(self.board)
@@ -222,14 +223,7 @@ class Coordinator:
 
     async def _lead_once(self, link: NatsLink, leader: Leader, store: AgentStore, pulse: PostgresPulse) -> None:
         """Wait to lead; then all duties, until the lease is lost or one of them fails."""
-        leadership = Leadership(
-            CasKv(link, self.names.cluster_kv),
-            self.holder,
-            lease_s=self.config.lease_s,
-            renew_s=self.config.renew_s,
-            margin_s=self.config.trust_margin_s,
-            answered=self._election_goes_on,
-        )
+        leadership = self._leadership = self._leadership or self._new_leadership(link)
         await self._ensure_cluster(link)  # the store may have been lost since
         await store.check()  # who must not lead does not stand for election either
         self._is_ours_again()
@@ -241,6 +235,16 @@ class Coordinator:
                 await leader.run(self.holder, self.leading)
         finally:
             await leadership.resign()
+
+    def _new_leadership(self, link: NatsLink) -> Leadership:
+        return Leadership(
+            CasKv(link, self.names.cluster_kv),
+            self.holder,
+            lease_s=self.config.lease_s,
+            renew_s=self.config.renew_s,
+            margin_s=self.config.trust_margin_s,
+            answered=self._election_goes_on,
+        )
 
     async def _until_a_candidate(self, pulse: PostgresPulse) -> None:
         """Who has no Postgres had better not lead; nothing is expected of the election meanwhile."""

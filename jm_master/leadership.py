@@ -33,7 +33,7 @@ _decode = msgspec.json.Decoder(LeaderRecord).decode
 
 
 class Leadership:
-    """One coordinator's part in the election.
+    """One coordinator's part in the election, from its start to its end: it may win and lose many times.
 
     Args:
         holder: unique to this process; a restarted one must not be taken for its predecessor.
@@ -100,6 +100,9 @@ class Leadership:
         if entry is None:
             self._seen = None
             return await self._claim(None)
+        if entry.revision == self._revision:
+            # What we wrote last, and could not take back because NATS was away: nobody has led since.
+            return await self._claim(entry.revision)
         self._seen = observe(self._seen, entry.revision, now_s=time.monotonic())
         if may_take_over(self._seen, now_s=time.monotonic(), lease_s=self._lease_s):
             return await self._claim(entry.revision)

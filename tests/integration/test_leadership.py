@@ -63,6 +63,19 @@ async def test_a_leader_that_renews_keeps_the_lead(bench):
     keeping.cancel()
 
 
+async def test_a_leader_that_could_not_resign_takes_up_its_own_key_at_once_and_nobody_else_s(bench):
+    """NATS was away for longer than the lease, and nobody led meanwhile: why wait for another lease?"""
+    leader = candidate(bench, "leader", lease_s=10)
+    await leader.win()
+    async with asyncio.timeout(2):
+        await leader.win()
+    other = candidate(bench, "leader", lease_s=0.2)  # of the same name, and still somebody else
+    await other.win()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1):
+            await leader.win()
+
+
 async def test_a_leader_that_resigns_is_replaced_at_once(bench):
     leader = candidate(bench, "leader", lease_s=10)
     await leader.win()
