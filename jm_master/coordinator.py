@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LONG_TERM_S: Final = 60.0
+STOP_PATIENCE_S: Final = 2.0  # with a NATS that does not answer
 VIOLATION_POLL_S: Final = 3.0
 ELECTION: Final = "leadership"
 AGENT_STORE: Final = "agent store"
@@ -104,7 +105,7 @@ class Coordinator:
             await self._ensure_cluster(link)  # refused settings end us here
             database = await stack.enter_async_context(Database(self._postgres))
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._cancel_when, stop, tasks.cancel_scope)
+                tasks.start_soon(self._cancel_when, stop, link, tasks.cancel_scope)
                 tasks.start_soon(watch_link, link, self.board)
                 await self._prepare_schema(database)
                 pulse = PostgresPulse(database, self.board, patience_s=self.config.postgres_patience_s)
@@ -126,8 +127,10 @@ class Coordinator:
         await ensure_cluster(link, self.names, lease_s=self.config.lease_s, replicas=self.config.replicas)
 
     @staticmethod
-    async def _cancel_when(stop: asyncio.Event, scope: anyio.CancelScope) -> None:
+    async def _cancel_when(stop: asyncio.Event, link: NatsLink, scope: anyio.CancelScope) -> None:
         await stop.wait()
+        # Nobody has to hear that we go: whoever leads next does not depend on it.
+        asyncio.get_running_loop().call_later(STOP_PATIENCE_S, link.abandon)
         scope.cancel()
 
     async def _prepare_schema(self, database: Database) -> None:

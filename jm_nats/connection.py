@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S: Final = 5.0
+ABANDONED_CLOSE_S: Final = 0.2
 ROUND_TRIP_TIMEOUT_S: Final = 5.0
 JETSTREAM_POLL_S: Final = 0.1
 CLOCK_SAMPLES: Final = 5
@@ -72,6 +73,7 @@ class NatsLink:
         self._refused: asyncio.Future[AgentError] | None = None  # only while the first connection is made
         self._started = False
         self._closing = False
+        self._abandoned = False
         self._trouble = ""
         self._pings: set[asyncio.Task[None]] = set()
         self._reconnect_callbacks: list[Callback] = []
@@ -110,7 +112,7 @@ class NatsLink:
 
         Fails when the connection breaks: the answer cannot come any more, and the time is better spent asking again.
         """
-        if self._closing:
+        if self._closing or self._abandoned:
             raise self._unavailable(f"{path}: the connection was closed")
         try:
             async with asyncio.timeout(timeout_s):
@@ -167,6 +169,13 @@ class NatsLink:
             with suppress(errors.Error):  # closed meanwhile
                 await subscription.unsubscribe()
 
+    def abandon(self) -> None:
+        """The server does not answer and we are about to go: every call fails from now on, and nobody waits for it."""
+        self._abandoned = True
+        self._up.clear()
+        if not self._broken.done():
+            self._broken.set_result(None)
+
     async def close(self) -> None:
         """Send what waits, close the socket, end every task. Closing twice does nothing."""
         if self._closing:
@@ -180,11 +189,12 @@ class NatsLink:
         await asyncio.sleep(0)  # nats.py, too, cancels its tasks without waiting for them
 
     async def _close_client(self) -> None:
+        patience_s = ABANDONED_CLOSE_S if self._abandoned else CLOSE_TIMEOUT_S
         try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            async with asyncio.timeout(patience_s):
                 await self.nc.close()
         except TimeoutError:
-            log.warning("nats: %s took none of our data for %g s, closed without", self.server, CLOSE_TIMEOUT_S)
+            log.warning("nats: %s took none of our data for %g s, closed without", self.server, patience_s)
 
     async def __aenter__(self) -> Self:
         return self
@@ -293,7 +303,8 @@ class NatsLink:
         self._trouble = ""
         if self._broken.done():
             self._broken = asyncio.get_running_loop().create_future()
-        self._up.set()
+        if not self._abandoned:
+            self._up.set()
         log.info("nats: connected to %s", self.server)
         _call_all(self._reconnect_callbacks)
 

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from jm_nats.subjects import Names
 
 # Grows with every change of a configuration in this file.
-LAYOUT: Final = 2
+LAYOUT: Final = 3
 
 PENDING_DUPLICATES_S: Final = 120.0
 BUCKET_DUPLICATES_S: Final = 300.0
 EVENTS_DUPLICATES_S: Final = 120.0
 # A message that was lost with its connection, on its way to the leader, is what waits so long.
 MASTER_ACK_WAIT_S: Final = 20.0
-BUCKET_ACK_WAIT_S: Final = 30.0
+BUCKET_ACK_WAIT_S: Final = 10.0  # a message that broke with its connection comes again after that
 KV_DUPLICATES_S: Final = 120.0
 MARKER_TTL_MIN_S: Final = 1.0  # the server's own bound
 UNLIMITED: Final = -1

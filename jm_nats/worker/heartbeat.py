@@ -26,6 +26,7 @@ log = logging.getLogger("jobmaster.worker")
 
 STALL_LIMIT_S: Final = limits.STALL_LIMIT_S
 CLAIM_POLL_S: Final = 0.2
+STOP_PATIENCE_S: Final = 10.0
 
 
 class WorkerNameTakenError(JmError):
@@ -92,13 +93,20 @@ class Heartbeat:
         self._thread.start()
         await self._first
 
-    async def stop(self) -> None:
-        """Beat to the very end, then take the key away so that nobody waits for a lease."""
+    @property
+    def silent_s(self) -> float:
+        """Since the last beat left that NATS confirmed."""
+        return time.monotonic() - self.acknowledged_s
+
+    async def stop(self, patience_s: float = STOP_PATIENCE_S) -> None:
+        """Beat to the very end, then take the key away so that nobody waits for a lease. A daemon thread that NATS
+        does not answer is left to itself after ``patience_s``.
+        """
         self._stop.set()
         if self._loop is not None and self._stopping is not None and self._thread.is_alive():
             with suppress(RuntimeError):  # it has just ended
                 self._loop.call_soon_threadsafe(self._stopping.set)
-        await asyncio.to_thread(self._thread.join, 10.0)
+        await asyncio.to_thread(self._thread.join, patience_s)
 
     def soon(self) -> None:
         """Something changed that others should know now."""

@@ -9,6 +9,7 @@ from nats.aio.msg import Msg
 
 from jm_core import wire
 from jm_nats.connection import NatsLink
+from jm_nats.provision import BUCKET_ACK_WAIT_S
 from jm_nats.pull import PullReader, ack, keep_alive
 from jm_nats.subjects import RUN_CONSUMER, Names
 from jm_nats.worker.engine import Engine
@@ -20,7 +21,7 @@ MESSAGES_MAX: Final = 64
 BYTES_MAX: Final = 8 * 1024 * 1024
 HELD_JOBS_MAX: Final = 2_000
 HELD_BYTES_MAX: Final = 32 * 1024 * 1024
-KEEP_ALIVE_S: Final = 10.0  # a third of the run consumer's ack wait
+KEEP_ALIVE_S: Final = BUCKET_ACK_WAIT_S / 3
 TAKE_MAX: Final = 8
 
 
@@ -51,6 +52,7 @@ class Intake:
         self._link = link
         self._stream = names.bucket_stream(port.bucket)
         self._deliveries: set[Delivery] = set()
+        self._reader: PullReader | None = None
 
     async def run(self) -> None:
         """Read until cancelled. What is here stays here when its consumer goes: a new one delivers it again, and it is
@@ -59,7 +61,9 @@ class Intake:
         Raises:
             ConsumerGoneError: somebody deleted it, or the stream.
         """
-        reader = PullReader(self._link, self._stream, RUN_CONSUMER, batch=MESSAGES_MAX, max_bytes=BYTES_MAX)
+        reader = self._reader = PullReader(
+            self._link, self._stream, RUN_CONSUMER, batch=MESSAGES_MAX, max_bytes=BYTES_MAX
+        )
         async with reader:
             while True:
                 await self._room.wait()
@@ -74,6 +78,8 @@ class Intake:
             self._deliveries = {d for d in self._deliveries if d.left}
             for delivery in self._deliveries:
                 keep_alive(delivery.message)
+            if self._reader is not None:
+                self._reader.keep_alive()
 
     def _take(self, message: Msg) -> None:
         try:

@@ -20,14 +20,13 @@ from jm_nats import telemetry
 from jm_nats.app import JobMaster
 from jm_nats.clock import CorrectedClock
 from jm_nats.connection import NatsLink, connect
-from jm_nats.errors import AgentError
+from jm_nats.errors import AgentError, AgentUnavailableError
 from jm_nats.health import HealthBoard
 from jm_nats.kv import CasKv
 from jm_nats.link_health import watch_link
 from jm_nats.provision import ensure_cluster
 from jm_nats.publisher import JetPublisher
 from jm_nats.worker.blocking import Culprit
-from jm_nats.worker.buckets import Buckets
 from jm_nats.worker.config import WorkerConfig
 from jm_nats.worker.engine import Engine
 from jm_nats.worker.execution import Ask, Executors
@@ -52,6 +51,7 @@ from jm_nats.worker.watching import (
 log = logging.getLogger("jobmaster.worker")
 
 FLUSH_TIMEOUT_S: Final = 5.0
+SILENT_TIMEOUT_S: Final = 1.0
 POLL_S: Final = 0.02
 
 
@@ -118,7 +118,7 @@ class Worker:
         finally:
             executors.close()
             await publisher.close()
-            await heartbeat.stop()
+            await heartbeat.stop(FLUSH_TIMEOUT_S if link.connected else SILENT_TIMEOUT_S)
 
     async def _make_parts(
         self, link: NatsLink, heartbeat: Heartbeat, executors: Executors, publisher: JetPublisher, tasks: Tasks
@@ -210,17 +210,29 @@ class Worker:
         """The stop order. Intake goes on to the end: what still comes goes back at once, to where it can run."""
         engine, buckets = parts.engine, parts.buckets
         log.info("worker drains", extra={"running": engine.running, "held": engine.held})
-        await _within(FLUSH_TIMEOUT_S, buckets.close_all(reason="its worker stops"), "buckets not marked completing")
+        closing = asyncio.ensure_future(
+            _within(self._patience_s(parts), buckets.close_all(reason="its worker stops"), "buckets not closed")
+        )
         await _running_end(engine, self.config.drain_timeout_s, hurry)
         if engine.ask(Ask.SHUTDOWN):
             await _running_end(engine, limits.EXIT_GRACE_S, asyncio.Event())
         if engine.unreported():
             log.warning("handlers ignore cancellation", extra={"jobs": engine.running_names()})
             engine.report_unended()
-        await _within(FLUSH_TIMEOUT_S, parts.adopter.finished(), "adopted buckets not emptied")
+        await asyncio.wait({closing}, timeout=self._patience_s(parts))
+        closing.cancel()
         # What is not flushed is unacked too: it comes back by the lost path. Never hang on a NATS that is away.
-        await _within(FLUSH_TIMEOUT_S, _leave_all(buckets), "reports not flushed")
+        handed_over = await _within(self._patience_s(parts), _hand_over(parts), "reports not flushed")
         self.board.ended()
+        if not handed_over:
+            parts.link.abandon()
+            problem, remedy = "no answer while the worker stopped", "what it held runs elsewhere after its lease"
+            raise AgentUnavailableError(parts.link.server, problem, remedy=remedy)
+
+    def _patience_s(self, parts: Parts) -> float:
+        """With a NATS that has just been silent: an answer would be a surprise."""
+        is_silent = parts.heartbeat.silent_s > 2 * self.config.heartbeat_s or not parts.link.connected
+        return SILENT_TIMEOUT_S if is_silent else FLUSH_TIMEOUT_S
 
     def _set_state(self, state: WorkerState) -> None:
         self.state = state
@@ -281,8 +293,9 @@ async def _pass_on(asked: asyncio.Event, to: asyncio.Event) -> None:
     to.set()
 
 
-async def _leave_all(buckets: Buckets) -> None:
-    await asyncio.gather(*[buckets.leave(bucket) for bucket in list(buckets.own.values())])
+async def _hand_over(parts: Parts) -> None:
+    await parts.adopter.finished()
+    await asyncio.gather(*[parts.buckets.leave(bucket) for bucket in list(parts.buckets.own.values())])
 
 
 async def _running_end(engine: Engine, patience_s: float, hurry: asyncio.Event) -> None:
@@ -294,9 +307,12 @@ async def _running_end(engine: Engine, patience_s: float, hurry: asyncio.Event) 
         await asyncio.sleep(POLL_S)
 
 
-async def _within(patience_s: float, work: Awaitable[None], otherwise: str) -> None:
+async def _within(patience_s: float, work: Awaitable[None], otherwise: str) -> bool:
+    """Whether it was done."""
     try:
         async with asyncio.timeout(patience_s):
             await work
     except (TimeoutError, AgentError) as error:
         log.warning(otherwise, extra={"patience_s": patience_s, "error": str(error)})
+        return False
+    return True

@@ -66,16 +66,17 @@ class Fill:
 
 
 async def filled(scene: Scene, client: JobClient, *, running: int, held: int) -> Fill:
-    """Fill the only worker: jobs that end by themselves only at a second attempt take its slots; half of the others
-    wait for one, the other half is due in half a lease.
+    """Fill the only worker: jobs that end by themselves only at a second attempt take its slots; a quarter of the
+    others waits for one (of which a worker that has shown nothing yet is given a thousand at most), the rest is due in
+    half a lease.
     """
     long = [receipt.job_id for receipt in await client.submit_many([
         long_at_first.job({"seconds": LONG_S}) for _ in range(running)
     ])]  # fmt: skip
     await scene.wait_running(long)
     due_s = time.time() + scene.timing.lease_s / 2
-    waiting = [effect.job({}) for _ in range(held // 2)]
-    later = [effect.job({"due": due_s}, delay=scene.timing.lease_s / 2) for _ in range(held - held // 2)]
+    waiting = [effect.job({}) for _ in range(held // 4)]
+    later = [effect.job({"due": due_s}, delay=scene.timing.lease_s / 2) for _ in range(held - len(waiting))]
     others = [receipt.job_id for receipt in await client.submit_many([*waiting, *later])]
     scene.accepted += long + others
     await wait_until(lambda: in_buckets(scene, others, held * 9 // 10), 30, what="most of the jobs are held")
