@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # would read the whole table for ever (prepared statements keep it), so the other ways are closed.
 _PLANNER: Final = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off"}
 APPLICATION_NAME: Final = "jobmaster"
+CLOSE_S: Final = 2.0  # for what is under way; whoever leads next does it again
 
 
 class SessionlessConnection(asyncpg.Connection):
@@ -63,7 +64,7 @@ class Database:
         pool, self._pool = self._pool, None
         if pool is None:
             return
-        with anyio.move_on_after(5, shield=True) as scope:
+        with anyio.move_on_after(CLOSE_S, shield=True) as scope:
             await pool.close()
         if scope.cancelled_caught:
             pool.terminate()
