@@ -24,13 +24,14 @@ class Standing(StrEnum):
     OURS = "ours"
     MISSING = "missing"  # the registry was emptied, or the bucket was carried out while we were taken for dead
     OVERTAKEN = "overtaken"  # somebody took it: our outcomes can no longer count
-    WENT_BACK = "went_back"  # an epoch older than ours: the registry was restored from a copy
+    WENT_BACK = "went_back"  # older than what we wrote: the registry was restored from a copy
 
 
 def standing(mine: BucketRecord, seen: BucketRecord | None) -> Standing:
     if seen is None:
         return Standing.MISSING
-    if seen.epoch < mine.epoch:
+    same = seen.epoch == mine.epoch and seen.incarnation == mine.incarnation
+    if seen.epoch < mine.epoch or (same and seen.changed_at < mine.changed_at):
         return Standing.WENT_BACK
     if seen.epoch > mine.epoch or seen.incarnation != mine.incarnation or seen.status == BucketStatus.LOST:
         return Standing.OVERTAKEN
@@ -93,8 +94,8 @@ def care_for(
         adopters: whether any worker lives that could adopt it.
         may_judge: a full lease of unbroken observation is behind us (blind time, DESIGN 7).
     """
-    status = BucketStatus(bucket.status)
-    if status is BucketStatus.READY_TO_DELETE:
+    status = bucket.status  # which may be one that this version does not know: then it is left alone
+    if status == BucketStatus.READY_TO_DELETE:
         return CarryOut(bucket.bucket)
     if status in ADOPTABLE:
         return DrainBySelf(bucket.bucket) if waited_s >= lease_s or not adopters else None
@@ -104,9 +105,13 @@ def care_for(
 
 
 def lost(bucket: BucketRecord, *, reason: str, now_s: float) -> BucketRecord:
-    """Raises: IllegalMoveError."""
-    status = move(BUCKET_MOVES, BucketStatus(bucket.status), BucketEvent.LEASE_LOST)
-    return replace(bucket, status=status.value, reason=reason, was_lost=True, origin=bucket.opener, changed_at=now_s)
+    """What was left in order and lost its adopter was left in order all the same. Raises: IllegalMoveError."""
+    before = BucketStatus(bucket.status)
+    status = move(BUCKET_MOVES, before, BucketEvent.LEASE_LOST)
+    was_lost = bucket.was_lost or before is not BucketStatus.DRAINING
+    return replace(
+        bucket, status=status.value, reason=reason, was_lost=was_lost, origin=bucket.opener, changed_at=now_s
+    )
 
 
 def adopted(bucket: BucketRecord, *, worker: str, incarnation: str, now_s: float) -> BucketRecord:

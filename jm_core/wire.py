@@ -221,6 +221,7 @@ class WorkerRecord(Struct, frozen=True):
     finished: int = 0  # attempts ended since it started
     draining: list[str] = []  # buckets that it has adopted
     priorities: list[int] = []  # that it serves
+    pid_space: str = ""  # boot and namespace in which the pid means something
 
 
 encode = msgspec.json.Encoder().encode

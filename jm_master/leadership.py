@@ -100,7 +100,7 @@ class Leadership:
         if entry is None:
             self._seen = None
             return await self._claim(None)
-        if entry.revision == self._revision:
+        if entry.revision == self._revision and _decode(entry.value).holder == self._holder:
             # What we wrote last, and could not take back because NATS was away: nobody has led since.
             return await self._claim(entry.revision)
         self._seen = observe(self._seen, entry.revision, now_s=time.monotonic())

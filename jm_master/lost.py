@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Final, assert_never
 
 import anyio
 
+from jm_core.errors import IllegalMoveError, InvalidNameError
+from jm_core.health import Invariant, InvariantViolatedError
 from jm_core.model import BucketStatus
 from jm_core.ownership import ADOPTABLE, CarryOut, DrainBySelf, MarkLost, adopted, care_for, lost
 from jm_core.wire import BucketRecord
@@ -29,6 +31,8 @@ from jm_nats.subjects import RUN_CONSUMER
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from anyio.abc import TaskGroup
+
     from jm_core.ids import Term
     from jm_core.ownership import Care
     from jm_master.database import Database
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ROWS_MAX: Final = 2_000
+AT_ONCE: Final = 8
 HOLDER: Final = "coordinator"  # stands as the worker of a bucket that the leader drains itself
 
 
@@ -71,6 +76,10 @@ class Undertaker:
         self._term = term
         self._sql = named("bucket", database.schema)
         self._strays_before: set[str] = set()
+        self._stray_streams_before: set[str] = set()
+        self._under_way: set[str] = set()
+        self._turns = anyio.CapacityLimiter(AT_ONCE)
+        self._tasks: TaskGroup
         self._waiting_since: dict[str, tuple[str, float]] = {}  # bucket: status, and when it was first seen in it
 
     async def run(self) -> None:
@@ -79,17 +88,21 @@ class Undertaker:
         Raises:
             LostTermError: somebody else leads.
         """
-        strays_at_s = time.monotonic() + self._watch.lease_s
-        while True:
-            await self._registry.attention.wait(self._watch.sweep_s)
-            now_s = time.monotonic()
-            try:
+        async with anyio.create_task_group() as self._tasks:
+            self._tasks.start_soon(self._look_for_strays)
+            while True:
+                await self._registry.attention.wait(self._watch.sweep_s)
                 await self.look_once()
-                if self._watch.may_judge(now_s=now_s) and now_s >= strays_at_s:
-                    strays_at_s = now_s + self._watch.lease_s
+
+    async def _look_for_strays(self) -> None:
+        while True:
+            await anyio.sleep(self._watch.lease_s)
+            if self._watch.may_judge(now_s=time.monotonic()):
+                try:
                     await self._bury_strays()
-            except* AgentError as errors:
-                log.warning("left buckets wait for NATS", extra={"problem": str(errors.exceptions[0])})
+                    await self._delete_stray_streams()
+                except AgentError as error:
+                    log.debug("strays cannot be looked for", extra={"problem": str(error)})
 
     async def look_once(self) -> None:
         """One pass over all buckets: decide, and do it."""
@@ -98,11 +111,23 @@ class Undertaker:
         cares = [care for record in list(self._view.buckets.values()) if (care := self._care(record, now_s, may_judge))]
         for bucket in self._waiting_since.keys() - self._view.buckets.keys():
             del self._waiting_since[bucket]
-        if not cares:
-            return
+        # First whose worker is gone: what takes long must not hold up that.
+        lost_ones = [care for care in cares if isinstance(care, MarkLost)]
         async with anyio.create_task_group() as tasks:
-            for care in cares:
-                tasks.start_soon(self._apart, care.bucket, partial(self._do, care))
+            for care in lost_ones:
+                tasks.start_soon(self._apart, care.bucket, partial(self._mark_lost, care.bucket))
+        for care in cares:
+            if not isinstance(care, MarkLost) and care.bucket not in self._under_way:
+                self._under_way.add(care.bucket)
+                self._tasks.start_soon(self._in_turn, care)
+
+    async def _in_turn(self, care: DrainBySelf | CarryOut) -> None:
+        """In the background, a few at a time: it waits for what the recorder has still to do."""
+        try:
+            async with self._turns:
+                await self._apart(care.bucket, partial(self._do, care))
+        finally:
+            self._under_way.discard(care.bucket)
 
     def _care(self, record: BucketRecord, now_s: float, may_judge: bool) -> Care | None:  # noqa: FBT001
         status, since_s = self._waiting_since.get(record.bucket, ("", now_s))
@@ -124,11 +149,13 @@ class Undertaker:
             await work()
         except AgentError as error:
             log.warning("bucket waits for NATS", extra={"bucket": bucket, "problem": str(error)})
+        except InvalidNameError as error:
+            log.warning("bucket has an owner that cannot be", extra={"bucket": bucket, "problem": str(error)})
+        except IllegalMoveError as error:
+            raise InvariantViolatedError(Invariant.ILLEGAL_BUCKET_MOVE, f"bucket {bucket}: {error}") from error
 
-    async def _do(self, care: Care) -> None:
+    async def _do(self, care: DrainBySelf | CarryOut) -> None:
         match care:
-            case MarkLost():
-                await self._mark_lost(care.bucket)
             case DrainBySelf():
                 await self._drain_by_self(care.bucket)
             case CarryOut():
@@ -183,6 +210,19 @@ class Undertaker:
             await self._apart(bucket, partial(self._bury, unknown, "unknown"))
         self._strays_before = strays
 
+    async def _delete_stray_streams(self) -> None:
+        """Of workers that died between making a bucket's stream and listing it. Twice missing, as above."""
+        prefix = self._names.bucket_stream_prefix
+        subject = self._names.run("x").replace(".x.", ".*.")
+        listed = await self._link.api("STREAM.NAMES", {"subject": subject})
+        there = {name.removeprefix(prefix) for name in listed.get("streams") or [] if name.startswith(prefix)}
+        strays = there - self._view.buckets.keys() - self._under_way
+        for bucket in strays & self._stray_streams_before:
+            if not await self._registry.has_bucket(bucket):
+                log.warning("stream without a bucket deleted", extra={"bucket": bucket})
+                await delete_bucket(self._link, self._names, bucket)
+        self._stray_streams_before = strays
+
     async def _strays(self) -> set[str]:
         """Buckets that rows point at and the registry does not know."""
         rows = await self._database.ride_out(lambda: self._database.fetch(self._sql["buckets_with_jobs"]))
@@ -208,13 +248,17 @@ class Undertaker:
         )
 
     async def _return_rows(self, record: BucketRecord) -> int:
-        returned = 0
+        returned, before = 0, set[str]()
         while True:
             rows = await self._database.ride_out(
                 lambda: self._database.fetch(self._sql["load_bucket"], record.bucket, ROWS_MAX)
             )
-            if not rows:
+            ids = {row["id"] for row in rows}
+            if not rows or ids == before:
+                if rows:
+                    log.error("rows cannot be returned", extra={"bucket": record.bucket, "jobs": len(rows)})
                 return returned
+            before = ids
             ends = [self._recorder.end_of_left(held_of(row), was_lost=record.was_lost) for row in rows]
             await self._recorder.record_apart(ends, bucket=record.bucket, worker=record.opener)
             returned += len(ends)

@@ -156,15 +156,18 @@ class Recorder:
 
     async def _record_lost(self, batch: Batch, events: Sorted) -> None:
         """Jobs whose worker died, handed back by the adopter: the row decides what follows."""
-        returned = {event.id: (event, place) for event, place in zip(events.lost, events.lost_batches, strict=True)}
-        ids, dispatches = list(returned), [event.dispatch for event, _ in returned.values()]
+        returned = {
+            (event.id, event.dispatch): (event, place)
+            for event, place in zip(events.lost, events.lost_batches, strict=True)
+        }
+        ids, dispatches = [job_id for job_id, _ in returned], [dispatch for _, dispatch in returned]
         held = await self._database.ride_out(lambda: self._store.load_held(ids, dispatches))
         ends = [
             self.end_of_left(_as_reported(row, event), was_lost=event.reason is ReturnReason.LOST)
-            for row, event in [(row, returned[row.id][0]) for row in held]
+            for row, event in [(row, returned[row.id, row.dispatch][0]) for row in held]
         ]
         if ends:
-            await self._record_ends(batch, ends, [returned[end.id][1] for end in ends])
+            await self._record_ends(batch, ends, [returned[end.id, end.dispatch][1] for end in ends])
 
     async def record_apart(self, ends: Sequence[End], *, bucket: str, worker: str) -> None:
         """Ends that no event reported: of a bucket whose worker is gone."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 import anyio
 
 from jm_core import wire
+from jm_core.errors import InvalidNameError
 from jm_core.model import BucketStatus
 from jm_core.ownership import Silence
 from jm_master.registry_view import RegistryView
@@ -49,6 +50,7 @@ class Registry:
         self._lease_s = lease_s
         self._heard_s: dict[str, float] = {}
         self._gone: dict[str, tuple[float, bool]] = {}  # worker: last heard of, and whether it took its key away
+        self._worker_revisions: dict[str, int] = {}
         self._began_s = time.monotonic()
         self._missing_first = {"workers", "buckets", "cluster"}
 
@@ -101,7 +103,12 @@ class Registry:
         return await self._buckets.get(bucket) is not None
 
     async def remove_bucket(self, bucket: str) -> None:
-        await self._buckets.delete(bucket, revision=self.view.bucket_revisions[bucket])
+        revision = self.view.bucket_revisions[bucket]
+        match await self._buckets.delete(bucket, revision=revision):
+            case Written(revision=deleted):
+                self.view.set_bucket(bucket, None, deleted)
+            case Stale():
+                log.info("bucket was written again while it was removed", extra={"bucket": bucket})
 
     async def ask_for(self, worker: str) -> None:
         """Look it up, whatever the watch has brought so far.
@@ -118,12 +125,12 @@ class Registry:
             await anyio.sleep(LOOK_S)
             silent_since_s = time.monotonic() - self._lease_s - LOOK_S
             silent = [worker for worker, heard_s in self._heard_s.items() if heard_s < silent_since_s]
-            try:
-                for worker in silent:
+            for worker in silent:
+                try:
                     await self.ask_for(worker)
-                self._forget_long_gone()
-            except AgentError as error:
-                log.debug("cannot look up a silent worker", extra={"problem": str(error)})
+                except (AgentError, InvalidNameError) as error:
+                    log.debug("cannot look up a silent worker", extra={"worker": worker, "problem": str(error)})
+            self._forget_long_gone()
 
     # What the watches bring.
 
@@ -146,7 +153,7 @@ class Registry:
                     case Removed(key=key, revision=revision, expired=expired):
                         known.discard(key)
                         put(key, None, revision)
-                        if kv is self._workers and not expired:
+                        if kv is self._workers and not expired and revision >= self._worker_revisions.get(key, 0):
                             self._resigned(key)
                     case _:
                         assert_never(change)
@@ -156,7 +163,10 @@ class Registry:
         if not self._missing_first:
             self.ready.set()
 
-    def _put_worker(self, key: str, entry: Entry | None, _: int) -> None:
+    def _put_worker(self, key: str, entry: Entry | None, revision: int) -> None:
+        if 0 < revision < self._worker_revisions.get(key, 0):
+            return  # an answer to a question of ours overtook the watch
+        self._worker_revisions[key] = max(revision, entry.revision if entry else 0)
         if entry is None:
             heard_s = self._heard_s.pop(key, None)
             if heard_s is not None:
@@ -168,7 +178,8 @@ class Registry:
             self._gone.pop(key, None)
             before = self.view.workers.get(key)
             self.view.set_worker(key, entry.value)
-            if before is not None and before.incarnation != self.view.workers[key].incarnation:
+            now = self.view.workers.get(key)  # None: written by a version that we cannot read
+            if before is not None and now is not None and before.incarnation != now.incarnation:
                 self.attention.set()
 
     def _resigned(self, worker: str) -> None:
@@ -181,6 +192,7 @@ class Registry:
         before_s = time.monotonic() - FORGET_LEASES * self._lease_s
         for worker in [w for w, (heard_s, _) in self._gone.items() if heard_s < before_s and w not in owners]:
             del self._gone[worker]
+            self._worker_revisions.pop(worker, None)
 
     def _put_bucket(self, key: str, entry: Entry | None, revision: int) -> None:
         known = self.view.bucket_revisions.get(key, 0)

@@ -10,7 +10,7 @@ import msgspec
 
 from jm_core import wire
 from jm_core.fallback import Picture
-from jm_core.model import BucketKind, BucketStatus, Priority, WorkerState
+from jm_core.model import BucketKind, BucketStatus, Priority
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -68,7 +68,7 @@ class RegistryView:
 
     def has_adopters(self) -> bool:
         """Whether any worker lives that could drain a bucket."""
-        return any(worker.state != WorkerState.HALTED for worker in self.workers.values())
+        return bool(self.workers)
 
     def is_orphan(self, record: BucketRecord) -> bool:
         """Whether the bucket's worker, that very process, is not among the living."""

@@ -1,6 +1,13 @@
 """What can go wrong between us and a NATS server. Driver errors are translated into these once, at our edge."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from jm_core.errors import JmError
+
+if TYPE_CHECKING:
+    from jm_core.wire import WorkerRecord
 
 
 class AgentError(JmError):
@@ -110,6 +117,17 @@ class LeaseConflictError(AgentError, ValueError):
         self.worker = worker
         self.live_s = live_s
         self.lease_s = lease_s
+
+
+class WorkerNameTakenError(AgentError):
+    """Another process beats under our worker id."""
+
+    def __init__(self, other: WorkerRecord) -> None:
+        super().__init__(
+            f"the worker id {other.worker!r} is taken: process {other.pid} on {other.host} beats under it; "
+            "stop that one, or choose another --name"
+        )
+        self.other = other
 
 
 class PayloadTooLargeError(AgentError, ValueError):

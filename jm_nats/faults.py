@@ -15,9 +15,11 @@ from jm_nats.errors import (
     ConfigConflictError,
     ConsumerGoneError,
     JetStreamError,
+    LeaseConflictError,
     NoSuchConsumerError,
     NoSuchStreamError,
     PayloadTooLargeError,
+    WorkerNameTakenError,
 )
 
 if TYPE_CHECKING:
@@ -48,7 +50,9 @@ _MISCONFIGURED: Final = (
     AgentAuthError,
     AgentUnsupportedError,
     ConfigConflictError,
+    LeaseConflictError,
     PayloadTooLargeError,
+    WorkerNameTakenError,
     InvalidSettingError,
     InvalidNameError,
     errors.AuthorizationError,

@@ -114,8 +114,12 @@ def _codes() -> list[tuple[tuple[type[BaseException], ...], ExitCode]]:
     from jm_master.pg_errors import StoreMisconfiguredError, StoreUnavailableError  # noqa: PLC0415
     from jm_nats.api_client import MasterUnavailableError, NoCoordinatorError  # noqa: PLC0415
     from jm_nats.client import ReceiptTimeoutError  # noqa: PLC0415
-    from jm_nats.errors import AgentError, LeaseConflictError, PayloadTooLargeError  # noqa: PLC0415
-    from jm_nats.worker.heartbeat import WorkerNameTakenError  # noqa: PLC0415
+    from jm_nats.errors import (  # noqa: PLC0415
+        AgentError,
+        LeaseConflictError,
+        PayloadTooLargeError,
+        WorkerNameTakenError,
+    )
     from jm_nats.worker_client import NoSuchWorkerError, WorkerRefusedError  # noqa: PLC0415
 
     return [

@@ -105,7 +105,10 @@ class WorkerOptions:
     cancel_grace: Annotated[
         float,
         setting(
-            "--cancel-grace", "JM_WORKER_CANCEL_GRACE_S", "What a cancelled handler may take to end.", metavar="SECONDS"
+            "--cancel-grace",
+            "JM_WORKER_CANCEL_GRACE_S",
+            "What a handler may take to end once it has timed out; at a stop it gets half a second.",
+            metavar="SECONDS",
         ),
     ] = 5.0
     lease: Annotated[

@@ -8,7 +8,6 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,6 +27,7 @@ from jm_core.errors import JmError
 from jm_core.health import GroupReport, Health
 from jm_nats.connection import connect
 from jm_nats.kv import CasKv
+from jm_nats.worker.heartbeat import pid_space
 
 if TYPE_CHECKING:
     from jm_nats.app import JobMaster
@@ -131,13 +131,13 @@ class _Forgetter:
     async def _forget(self, app: "JobMaster", pid: int | None) -> None:
         try:
             async with asyncio.timeout(FORGET_S):
-                await forget_worker(app, pid=pid, host=socket.gethostname())
+                await forget_worker(app, pid=pid, space=pid_space())
         except (JmError, TimeoutError) as error:
             problem = str(error) or f"not done in {FORGET_S:g} s"
             log.info("a dead process's lease has to lapse by itself", extra={"pid": pid, "problem": problem})
 
 
-async def forget_worker(app: "JobMaster", *, pid: int | None, host: str) -> int:
+async def forget_worker(app: "JobMaster", *, pid: int | None, space: str) -> int:
     """Delete the heartbeats of that very process, as they were when we looked: whoever took its name over has written
     since, and keeps its own. Returns how many there were.
     """
@@ -147,7 +147,7 @@ async def forget_worker(app: "JobMaster", *, pid: int | None, host: str) -> int:
         for entry in await workers.entries():
             with suppress(msgspec.DecodeError):  # another version's is not our child's
                 record = wire.decode_worker(entry.value)
-                if (record.pid, record.host) == (pid, host):
+                if space and (record.pid, record.pid_space) == (pid, space):
                     await workers.delete(entry.key, revision=entry.revision)
                     removed += 1
                     log.info("heartbeat of a dead process removed", extra={"worker": entry.key, "pid": pid})

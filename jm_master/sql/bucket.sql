@@ -12,7 +12,7 @@ WITH term AS MATERIALIZED (
 ), tombstone AS (
     INSERT INTO jobmaster.bucket (bucket_id, worker_id, lane, priority, epoch, reason, jobs_returned, opened_at)
     SELECT $2, $3, $4, $5, $6, $7, $8, to_timestamp($9::float8) WHERE EXISTS (SELECT FROM term)
-    ON CONFLICT (bucket_id) DO UPDATE SET jobs_returned = bucket.jobs_returned + excluded.jobs_returned
+    ON CONFLICT (bucket_id) DO UPDATE SET jobs_returned = greatest(bucket.jobs_returned, excluded.jobs_returned)
 )
 SELECT count(*) AS terms FROM term;
 

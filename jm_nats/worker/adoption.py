@@ -66,60 +66,69 @@ class Adopter:
         self._incarnation = incarnation
         self._may = may
         self._room = asyncio.Semaphore(limits.ADOPTIONS_MAX)
-        self._left: set[str] = set()  # seen, and not looked at yet
+        self._tended: set[str] = set()  # that a task is about
+        self._news: set[str] = set()  # of them, those that were seen again meanwhile
         self.draining: set[str] = set()
 
     def seen(self, name: str, record: BucketRecord | None) -> None:
         """What the registry says of a bucket."""
-        if record is None or record.status not in ADOPTABLE:
-            self._left.discard(name)
-        elif name not in self._left:
-            self._left.add(name)
-            self._tasks.start(self._adopt(name), f"adopts {name}", ends=True)
+        if record is None or not (record.status in ADOPTABLE or self._is_ours(record)):
+            return
+        if name in self._tended:
+            self._news.add(name)  # it may have looked before that
+        else:
+            self._tended.add(name)
+            self._tasks.start(self._tend(name), f"adopts {name}", ends=True)
+
+    def _is_ours(self, record: BucketRecord) -> bool:
+        """Also what we claimed without hearing that we did, or could not finish."""
+        return record.status == BucketStatus.DRAINING and record.incarnation == self._incarnation
 
     async def finished(self) -> None:
         """Return when what was claimed is done; nothing more is claimed once ``may`` says no."""
         while self.draining:  # noqa: ASYNC110 - at most for a few seconds, once
             await asyncio.sleep(EMPTY_POLL_S)
 
-    async def _adopt(self, name: str) -> None:
-        async with self._room:
-            while name in self._left or name in self.draining:
-                try:
-                    if self._may() and await self._adopt_once(name):
-                        self._left.discard(name)
-                        return
-                except _OvertakenError:
-                    log.info("somebody else drains it", extra={"bucket": name})
-                    self._left.discard(name)
-                    self.draining.discard(name)
+    async def _tend(self, name: str) -> None:
+        try:
+            while True:
+                self._news.discard(name)
+                async with self._room:
+                    await self._until_done(name)
+                if name not in self._news:
                     return
-                except AgentError as error:
-                    log.warning("adopted bucket waits for NATS", extra={"bucket": name, "error": str(error)})
-                await asyncio.sleep(RETRY_PAUSE_S)
+        finally:
+            self._tended.discard(name)
+            self.draining.discard(name)
+
+    async def _until_done(self, name: str) -> None:
+        while True:
+            try:
+                if self._may() and await self._adopt_once(name):
+                    return
+            except _OvertakenError:
+                log.info("somebody else drains it", extra={"bucket": name})
+                continue  # unless it was left once more meanwhile
+            except AgentError as error:
+                log.warning("adopted bucket waits for NATS", extra={"bucket": name, "error": str(error)})
+            await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _adopt_once(self, name: str) -> bool:
-        """Claim and drain it. True: it is done, by us or somebody else."""
+        """Claim and drain it. True: there is nothing to do about it (any more)."""
         entry = await self._kv.get(name)
         if entry is None:
-            self.draining.discard(name)
             return True
-        found = wire.decode_bucket(entry.value)
-        is_ours = found.status == BucketStatus.DRAINING and found.incarnation == self._incarnation
-        if found.status in ADOPTABLE:
-            record = adopted(found, worker=self._worker, incarnation=self._incarnation, now_s=time.time())
-            answer = await self._kv.update(name, wire.encode(record), revision=entry.revision)
+        record, revision = wire.decode_bucket(entry.value), entry.revision
+        if record.status in ADOPTABLE:
+            record = adopted(record, worker=self._worker, incarnation=self._incarnation, now_s=time.time())
+            answer = await self._kv.update(name, wire.encode(record), revision=revision)
             if isinstance(answer, Stale):
-                return True
+                return False  # look again who was quicker
             revision = answer.revision
-        elif is_ours:  # begun, and cut off by an outage
-            record, revision = found, entry.revision
-        else:
-            self.draining.discard(name)
+        elif not self._is_ours(record):
             return True
         self.draining.add(name)
         await self._drain(record, revision)
-        self.draining.discard(name)
         return True
 
     async def _drain(self, record: BucketRecord, revision: int) -> None:

@@ -6,17 +6,16 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, Protocol
 
-from jm_core import limits, wire
-from jm_core.errors import IllegalMoveError
+from jm_core import wire
 from jm_core.health import Invariant, InvariantViolatedError
 from jm_core.model import BucketEvent, BucketKind, BucketStatus, Priority
-from jm_core.ownership import Standing, standing
+from jm_core.ownership import Standing, lost, standing
 from jm_core.wire import BucketRecord
 from jm_nats.connection import NatsLink
 from jm_nats.ensure import Created
 from jm_nats.errors import AgentError, ConsumerGoneError
 from jm_nats.kv import CasKv
-from jm_nats.provision import ensure_bucket
+from jm_nats.provision import delete_bucket, ensure_bucket
 from jm_nats.publisher import JetPublisher
 from jm_nats.subjects import Names
 from jm_nats.worker.engine import Engine
@@ -24,12 +23,14 @@ from jm_nats.worker.execution import Ask
 from jm_nats.worker.intake import Intake, Room
 from jm_nats.worker.outcomes import BucketPort, Reporter
 from jm_nats.worker.registration import BucketTakenError, Record, new_record
-from jm_nats.worker.tasks import Tasks, cancelled
+from jm_nats.worker.rpc import RefusedOrderError
+from jm_nats.worker.tasks import Tasks, all_done, cancelled
 
 log = logging.getLogger("jobmaster.worker")
 
 POLL_S: Final = 0.02
 RETRY_PAUSE_S: Final = 1.0
+OWN_STATUS: Final = frozenset({BucketStatus.ACTIVE, BucketStatus.COMPLETING})
 
 
 class OwnBucket:
@@ -96,6 +97,8 @@ class Buckets:
         self.room = Room()
         self.lease: Lease | None = None
         self.wanted: list[tuple[str, Priority]] = []
+        self._closing = False  # nothing is opened any more
+        self._being_opened: set[str] = set()
 
     # Opening.
 
@@ -106,6 +109,8 @@ class Buckets:
             AgentError.
         """
         async with self._opening:
+            if self._closing:
+                return
             served = {(b.value.lane, b.value.priority) for b in self._open_ones(BucketKind.PROPER)}
             for lane, priority in self.wanted:
                 if (lane, priority) not in served:
@@ -118,6 +123,8 @@ class Buckets:
             AgentError.
         """
         async with self._opening:
+            if self._closing:
+                raise RefusedOrderError("the worker is about to go, it opens no bucket")
             for bucket in self._open_ones(BucketKind.FALLBACK):
                 if (bucket.value.lane, bucket.value.serves) == (lane, serves):
                     return bucket.name
@@ -133,10 +140,25 @@ class Buckets:
 
     async def _open(self, value: BucketRecord) -> OwnBucket:
         """Its stream first, its record last, so that a listed bucket can always be written to."""
+        name = value.bucket
+        self._being_opened.add(name)
+        try:
+            return self._serve_it(value, await self._create(value))
+        except BaseException:
+            # Whether its record was stored nobody can tell: the answer may be what was lost.
+            self._tasks.start(self._undo_open(name), f"undoes {name}", ends=True)
+            raise
+        finally:
+            self._being_opened.discard(name)
+
+    async def _create(self, value: BucketRecord) -> Record:
         await ensure_bucket(self._link, self._names, value.bucket, replicas=self._replicas)
         record = await Record.create(self._kv, value)
         if record is None:
             raise BucketTakenError(f"bucket {value.bucket} exists already")
+        return record
+
+    def _serve_it(self, value: BucketRecord, record: Record) -> OwnBucket:
         reporter = Reporter(
             self._publisher,
             self._names.events(value.bucket),
@@ -153,6 +175,29 @@ class Buckets:
             self._tasks.start(bucket.intake.keep_alive(), f"keep-alive {bucket.name}"),
         ]
         return bucket
+
+    async def _undo_open(self, name: str) -> None:
+        """Of a bucket that nobody serves: its stream goes; if it is listed, it is others' to drain."""
+        while True:
+            try:
+                entry = await self._kv.get(name)
+                if entry is None:
+                    await delete_bucket(self._link, self._names, name)
+                else:
+                    await self._disown(name, wire.decode_bucket(entry.value), entry.revision)
+            except AgentError as error:
+                log.debug("bucket cannot be undone yet", extra={"bucket": name, "error": str(error)})
+                await asyncio.sleep(RETRY_PAUSE_S)
+            else:
+                return
+
+    async def _disown(self, name: str, record: BucketRecord, revision: int) -> None:
+        """Listed as ours, and we know nothing of it."""
+        if name in self.own or record.status not in OWN_STATUS or record.incarnation != self._incarnation:
+            return
+        left = lost(record, reason="its worker does not know it", now_s=time.time())
+        log.warning("bucket is listed as ours and is not; left to others", extra={"bucket": name})
+        await self._kv.update(name, wire.encode(left), revision=revision)
 
     async def _serve(self, bucket: OwnBucket) -> None:
         """Read its runs; when its stream or consumer was deleted, find out why."""
@@ -200,21 +245,32 @@ class Buckets:
     async def _move(self, bucket: OwnBucket, status: BucketStatus, event: BucketEvent, *, reason: str = "") -> None:
         """If it is in ``status``, and as long as it is ours."""
         while not bucket.over and bucket.value.status == status:
-            try:
-                if await bucket.record.move(event, reason=reason):
-                    return
-            except IllegalMoveError as error:
-                detail = f"bucket {bucket.name}: {error}"
-                raise InvariantViolatedError(Invariant.ILLEGAL_BUCKET_MOVE, detail) from error
+            if await bucket.record.move(event, reason=reason):
+                return
             await self.verify_one(bucket)
+            await asyncio.sleep(POLL_S)
 
     async def close_all(self, *, reason: str) -> None:
-        """Raises: AgentError, the first; all are closed."""
-        closing = [self.close(bucket, reason=reason) for bucket in list(self.own.values())]
-        results = await asyncio.gather(*closing, return_exceptions=True)
-        for error in results:
-            if error is not None:
-                raise error
+        """Close each, and open none until ``reopen``. May be repeated.
+
+        Raises:
+            AgentError: the first; all are closed, and not all are marked so.
+        """
+        self._closing = True
+        async with self._opening:  # one that was just being opened is closed, too
+            await all_done([self.close(bucket, reason=reason) for bucket in list(self.own.values())])
+
+    def all_closed(self) -> bool:
+        """Whether the registry knows it of each."""
+        return all(bucket.value.status != BucketStatus.ACTIVE for bucket in self.own.values())
+
+    def reopen(self) -> None:
+        """What was closed stays so; ``open_wanted`` opens others."""
+        self._closing = False
+
+    async def leave_all(self) -> None:
+        """Raises: AgentError, the first."""
+        await all_done([self.leave(bucket) for bucket in list(self.own.values())])
 
     async def leave(self, bucket: OwnBucket) -> None:
         """Once nothing of it runs: its reports flushed, its record says that the rest is for others.
@@ -245,34 +301,46 @@ class Buckets:
         self.own.pop(bucket.name, None)
         await cancelled(bucket.tasks)
 
-    def halt(self) -> int:
-        """Fail-stop: take nothing, cancel, report nothing. How many handlers were asked to end."""
-        return sum(self._engine.forget(bucket.port, Ask.HALTED) for bucket in self.own.values())
+    def halt(self) -> None:
+        """Fail-stop: take nothing, cancel, report nothing."""
+        self._closing = True
+        for bucket in self.own.values():
+            self._engine.forget(bucket.port, Ask.HALTED)
 
     # Watching over them.
 
     def changed(self, name: str, seen: BucketRecord | None) -> None:
         """What the watch saw of one of them; a rumour that is looked into, because a watch may lag behind."""
         bucket = self.own.get(name)
-        if bucket is not None and standing(bucket.value, seen) is not Standing.OURS:
+        if bucket is None:
+            if seen is not None and seen.incarnation == self._incarnation and name not in self._being_opened:
+                self._tasks.start(self._undo_open(name), f"undoes {name}", ends=True)
+        elif standing(bucket.value, seen) is not Standing.OURS:
             self._tasks.start(self._look_into(bucket), f"looks into {name}", ends=True)
 
     async def _look_into(self, bucket: OwnBucket) -> None:
         try:
             await self.verify_one(bucket)
-            await self.open_wanted()
         except AgentError as error:
             log.debug("the registry cannot be asked", extra={"bucket": bucket.name, "error": str(error)})
+        await self.replace_lost()
+
+    async def replace_lost(self) -> None:
+        """Open what is wanted and not there; where NATS refuses that, the others go on, and it is tried again."""
+        try:
+            await self.open_wanted()
+        except AgentError as error:
+            log.warning("no bucket can be opened in place of one that was lost", extra={"error": str(error)})
 
     async def verify(self) -> None:
-        """Ask the registry for each; those that are not ours are given up, and others opened in their place.
+        """Ask the registry for each; those that are not ours are given up.
 
         Raises:
             AgentError: it does not answer; nothing can be said of the rest.
+            InvariantViolatedError: see ``verify_one``.
         """
         for bucket in list(self.own.values()):
             await self.verify_one(bucket)
-        await self.open_wanted()
 
     async def verify_one(self, bucket: OwnBucket) -> None:
         """Raises: AgentError, InvariantViolatedError."""
@@ -285,7 +353,7 @@ class Buckets:
             case Standing.OURS:
                 assert entry is not None
                 bucket.seen_s = asked_s
-                bucket.record.revision = max(bucket.record.revision, entry.revision)
+                bucket.record.revision = entry.revision
             case Standing.MISSING if self._could_not_be_lost(bucket):
                 await self._register_again(bucket)
             case Standing.WENT_BACK:
@@ -328,12 +396,12 @@ class Buckets:
         """Of these, what is here or ran here and is not in the events stream yet.
 
         Raises:
+            RefusedOrderError: it cannot be told yet: some of its messages lie here unread.
             LookupError: not one of ours.
         """
         bucket = self.own[name]
+        if bucket.intake.unread:
+            raise RefusedOrderError(f"{bucket.intake.unread} messages of bucket {name!r} lie here unread; ask again")
         held = self._engine.holds(jobs)
         await bucket.port.reporter.stored()
         return held
-
-
-assert limits.EXIT_GRACE_S > POLL_S

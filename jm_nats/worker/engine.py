@@ -156,7 +156,7 @@ class Engine:
             elif self._suspect is not None:
                 self._suspects.append(held)
             else:
-                self._suspect, self._suspect_since_s = held, self._loop.time()
+                self._suspect, self._suspect_since_s = held, math.inf
                 self._start(held)
 
     def waiting_since(self) -> list[Held]:
@@ -205,6 +205,11 @@ class Engine:
         async def announce() -> None:
             reporter.add(Started(run.id, run.dispatch, run.attempt, self._clock.now()))
             await reporter.stored()
+            # NATS was away meanwhile: whose the bucket is has to be asked first.
+            while not self._may_start():  # noqa: ASYNC110
+                await asyncio.sleep(limits.FLUSH_S)
+            if held is self._suspect:
+                self._suspect_since_s = self._loop.time()
 
         return announce
 
@@ -371,8 +376,11 @@ class Engine:
         ]
         return rpc.WorkerStatus(state, running, len(self._running), self.held)
 
-    def running_names(self, port: BucketPort | None = None) -> list[str]:
-        return sorted(f"{e.run.handler} {e.run.id}" for e in self._running if port is None or e.port is port)
+    def running_names(self) -> list[str]:
+        return sorted(f"{e.run.handler} {e.run.id}" for e in self._running)
+
+    def exclusive_running(self) -> bool:
+        return any(e.handler.exclusive for e in self._running)
 
     def unreported(self, port: BucketPort | None = None) -> int:
         return sum(1 for e in self._running if not e.reported and (port is None or e.port is port))

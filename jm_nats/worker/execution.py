@@ -86,6 +86,7 @@ class Execution:
         self._has_begun = False
         self._has_entered = False
         self._is_over = False
+        self.context: JobContext | None = None
         self._announcement = announcement
         if (
             handler.executor != "process" and announcement is None
@@ -99,7 +100,6 @@ class Execution:
         self._retry_asked_s: float | None = None
         self._is_released = False
         self._task: asyncio.Task[None] | None = None
-        self.context: JobContext | None = None
         if handler.context_parameter is not None and handler.executor != "process":
             self.context = self._make_context(report)
 
@@ -108,6 +108,8 @@ class Execution:
         self.started_at = self.clock.now()
         self.started_loop_s = asyncio.get_running_loop().time()
         self._deadline_s = self.started_loop_s + self.run.timeout_s
+        if self.context is not None:
+            self.context._deadline_s = self.started_at + self.run.timeout_s  # noqa: SLF001 - ours
 
     def _make_context(self, report: Callable[[float, str], None]) -> JobContext:
         run = self.run

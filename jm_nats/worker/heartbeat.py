@@ -3,13 +3,14 @@ does not kill its worker (DESIGN 7).
 """
 
 import asyncio
+import functools
 import logging
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -19,6 +20,7 @@ from jm_core.errors import JmError
 from jm_core.wire import WorkerRecord
 from jm_nats.config import NatsConfig
 from jm_nats.connection import connect
+from jm_nats.errors import WorkerNameTakenError
 from jm_nats.kv import CasKv, Entry, Stale, Written
 from jm_nats.subjects import Names
 
@@ -27,17 +29,6 @@ log = logging.getLogger("jobmaster.worker")
 STALL_LIMIT_S: Final = limits.STALL_LIMIT_S
 CLAIM_POLL_S: Final = 0.2
 STOP_PATIENCE_S: Final = 10.0
-
-
-class WorkerNameTakenError(JmError):
-    """Another process beats under our worker id."""
-
-    def __init__(self, other: WorkerRecord) -> None:
-        super().__init__(
-            f"the worker id {other.worker!r} is taken: process {other.pid} on {other.host} beats under it; "
-            "stop that one, or choose another --name"
-        )
-        self.other = other
 
 
 class Heartbeat:
@@ -50,7 +41,8 @@ class Heartbeat:
         snapshot: builds the record; called in the heartbeat's thread, so it only reads plain numbers.
         last_tick_s: monotonic time of the main loop's last turn; when that is older than ``STALL_LIMIT_S`` the worker
             is stuck for good and the thread stops vouching for it.
-        on_taken: called on the loop that made this one, when somebody else has our name.
+        on_end: called on the loop that made this one, when the thread ends though it was not told to: somebody else
+            has our name, or there is a bug.
     """
 
     def __init__(
@@ -62,7 +54,7 @@ class Heartbeat:
         lease_s: float,
         snapshot: Callable[[], WorkerRecord],
         last_tick_s: Callable[[], float],
-        on_taken: Callable[[WorkerNameTakenError], None] = lambda _: None,
+        on_end: Callable[[Exception], None] = lambda _: None,
     ) -> None:
         self._config = config
         self._names = names
@@ -70,7 +62,7 @@ class Heartbeat:
         self._lease_s = lease_s
         self._snapshot = snapshot
         self._last_tick_s = last_tick_s
-        self._on_taken = on_taken
+        self._on_end = on_end
         self._first: asyncio.Future[None] | None = None
         self._owner = asyncio.get_running_loop()
         self._stop = threading.Event()
@@ -79,7 +71,9 @@ class Heartbeat:
         self._beat_now: asyncio.Event | None = None
         self._thread = threading.Thread(target=self._main, name="jm-heartbeat", daemon=True)
         self._revision = 0
+        self._resigns = True
         self.acknowledged_s = float("-inf")  # monotonic time at which the last beat left that NATS confirmed
+        self.unbroken_since_s = float("inf")  # since then each was confirmed before the one before it had run out
         self.failing = 0  # beats in a row that were not confirmed
 
     async def start(self) -> None:
@@ -98,10 +92,12 @@ class Heartbeat:
         """Since the last beat left that NATS confirmed."""
         return time.monotonic() - self.acknowledged_s
 
-    async def stop(self, patience_s: float = STOP_PATIENCE_S) -> None:
-        """Beat to the very end, then take the key away so that nobody waits for a lease. A daemon thread that NATS
-        does not answer is left to itself after ``patience_s``.
+    async def stop(self, patience_s: float = STOP_PATIENCE_S, *, resigns: bool = True) -> None:
+        """Beat to the very end, then take the key away so that nobody waits for a lease; or, if something of ours may
+        still run that must not be overlapped, let it lapse. A daemon thread that NATS does not answer is left to itself
+        after ``patience_s``.
         """
+        self._resigns = resigns
         self._stop.set()
         if self._loop is not None and self._stopping is not None and self._thread.is_alive():
             with suppress(RuntimeError):  # it has just ended
@@ -121,8 +117,8 @@ class Heartbeat:
             self._tell(error)
             if not isinstance(error, Exception):
                 raise
-            if not self._stop.is_set() and not isinstance(error, WorkerNameTakenError):
-                log.exception("heartbeat ended")
+            if not self._stop.is_set():
+                self._call(functools.partial(self._on_end, error))
 
     def _tell(self, error: BaseException | None) -> None:
         def settle() -> None:
@@ -132,8 +128,11 @@ class Heartbeat:
                 else:
                     self._first.set_exception(error)
 
+        self._call(settle)
+
+    def _call(self, what: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the worker's loop is closed: nobody asks any more
-            self._owner.call_soon_threadsafe(settle)
+            self._owner.call_soon_threadsafe(what)
 
     async def _beat_for_ever(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -141,26 +140,30 @@ class Heartbeat:
         self._beat_now = asyncio.Event()
         async with await connect(self._config, client_name=f"jobmaster heartbeat {self._snapshot().worker}") as link:
             kv = await CasKv.open(link, self._names.workers_kv)
-            await self._claim(kv)
+            if not await self._claim(kv):
+                return
             self._tell(None)
             while not self._stopping.is_set():
                 await self._pause()
-                if not await self._try_beat(kv):
-                    return
-            # Compare-and-set: a process that took over our id keeps its key.
-            await kv.delete(self._snapshot().worker, revision=self._revision)
+                await self._try_beat(kv)
+            if self._resigns:
+                # Compare-and-set: a process that took over our id keeps its key.
+                await kv.delete(self._snapshot().worker, revision=self._revision)
 
     # The first beat.
 
-    async def _claim(self, kv: CasKv) -> None:
-        """Take the name; from a process that is dead at once, or when its key has not moved until it expired."""
+    async def _claim(self, kv: CasKv) -> bool:
+        """Take the name; from a process that is dead at once, or when its key has not moved until it expired. False:
+        we were told to stop.
+        """
+        assert self._stopping is not None
         name = self._snapshot().worker
         seen: int | None = None
         deadline_s = time.monotonic() + self._lease_s + self._period_s
-        while True:
+        while not self._stopping.is_set():
             entry = await kv.get(name)
             other = _decoded(entry)
-            if entry is not None and other is not None and not _is_dead(other):
+            if entry is not None and other is not None and not has_died(other):
                 if seen not in (None, entry.revision) or time.monotonic() >= deadline_s:
                     raise WorkerNameTakenError(other)
                 if seen is None:
@@ -172,7 +175,8 @@ class Heartbeat:
                 await asyncio.sleep(CLAIM_POLL_S)
                 continue
             if await self._write(kv, entry.revision if entry else None):
-                return
+                return True
+        return False
 
     # Beating.
 
@@ -185,14 +189,20 @@ class Heartbeat:
             wait.cancel()
         self._beat_now.clear()
 
-    async def _try_beat(self, kv: CasKv) -> bool:
-        """One beat; a failed one must never end the loop (BR-064). False: the name is somebody else's."""
+    async def _try_beat(self, kv: CasKv) -> None:
+        """One beat; a failed one must never end the loop (BR-064).
+
+        Raises:
+            WorkerNameTakenError: the name is somebody else's.
+        """
         stuck_s = time.monotonic() - self._last_tick_s()
         if stuck_s > STALL_LIMIT_S:
             log.error("event loop is stuck; heartbeat withheld", extra={"stuck_s": round(stuck_s)})
-            return True
+            return
         try:
-            return await self._beat(kv)
+            await self._beat(kv)
+        except WorkerNameTakenError:
+            raise
         except JmError as error:
             self.failing += 1
             # The first of a row; an outage must not fill the log.
@@ -200,21 +210,17 @@ class Heartbeat:
         except Exception:  # a bug in here must not kill the worker either; it is logged with its trace
             self.failing += 1
             log.exception("heartbeat failed")
-        return True
 
-    async def _beat(self, kv: CasKv) -> bool:
+    async def _beat(self, kv: CasKv) -> None:
         if await self._write(kv, self._revision):
-            return True
+            return
         name = self._snapshot().worker
         entry = await kv.get(name)
         other = _decoded(entry)
         if entry is not None and other is not None and other.incarnation != self._snapshot().incarnation:
-            taken = WorkerNameTakenError(other)
-            self._owner.call_soon_threadsafe(self._on_taken, taken)
-            return False
+            raise WorkerNameTakenError(other)
         # It expired while NATS or we were away, or was purged, or the answer to a beat of ours was lost.
         await self._write(kv, entry.revision if entry else None)
-        return True
 
     async def _write(self, kv: CasKv, revision: int | None) -> bool:
         sent_s = time.monotonic()
@@ -226,6 +232,10 @@ class Heartbeat:
             answer = await kv.update(record.worker, value, revision=revision)
         match answer:
             case Written(revision=written):
+                # It reached the server before we had its answer; had the one before run out by then, others may have
+                # taken us for dead in between.
+                if not time.monotonic() < self.acknowledged_s + self._lease_s:
+                    self.unbroken_since_s = sent_s
                 self._revision, self.acknowledged_s, self.failing = written, sent_s, 0
                 return True
             case Stale():
@@ -241,13 +251,20 @@ def _decoded(entry: Entry | None) -> WorkerRecord | None:
         return None
 
 
-def _is_dead(other: WorkerRecord) -> bool:
-    """Whether its process was on this machine and is there no more.
-
-    In a container a pid says nothing: there the host's name is that of the container, and our own pid is what we would
-    find.
+def pid_space() -> str:
+    """In which a pid means what it says: this boot of this machine, and the namespace that containers have. Empty where
+    that cannot be told.
     """
-    if other.host != socket.gethostname() or other.pid == os.getpid():
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:
+        return ""
+
+
+def has_died(other: WorkerRecord) -> bool:
+    """Whether its process was one of those that we can see, and is not there any more."""
+    if not other.pid_space or other.pid_space != pid_space() or other.pid == os.getpid():
         return False
     try:
         os.kill(other.pid, 0)

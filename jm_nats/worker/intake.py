@@ -71,6 +71,11 @@ class Intake:
                     self._take(message)
                 self._room.update(self._engine)
 
+    @property
+    def unread(self) -> int:
+        """Messages that are here and not looked at yet."""
+        return self._reader.buffered if self._reader is not None else 0
+
     async def keep_alive(self) -> None:
         """Tell NATS now and then that what we hold is still being worked on."""
         while True:

@@ -72,7 +72,12 @@ def put_together(  # noqa: PLR0917 - that is what it is for
         replicas=config.replicas,
         reconcile=_hint(link, names),
     )
-    guard = Guard(lambda: heartbeat.acknowledged_s, lease_s=config.lease_s, verify=buckets.verify, on_trust=engine.pump)
+
+    def on_trust() -> None:
+        engine.pump()
+        tasks.start(buckets.replace_lost(), "replaces lost buckets", ends=True)
+
+    guard = Guard(heartbeat, lease_s=config.lease_s, verify=buckets.verify, on_trust=on_trust)
     buckets.lease = guard
     adopter = Adopter(
         link,

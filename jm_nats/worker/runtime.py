@@ -20,7 +20,7 @@ from jm_nats import telemetry
 from jm_nats.app import JobMaster
 from jm_nats.clock import CorrectedClock
 from jm_nats.connection import NatsLink, connect
-from jm_nats.errors import AgentError, AgentUnavailableError
+from jm_nats.errors import AgentError, AgentUnavailableError, WorkerNameTakenError
 from jm_nats.health import HealthBoard
 from jm_nats.kv import CasKv
 from jm_nats.link_health import watch_link
@@ -30,7 +30,7 @@ from jm_nats.worker.blocking import Culprit
 from jm_nats.worker.config import WorkerConfig
 from jm_nats.worker.engine import Engine
 from jm_nats.worker.execution import Ask, Executors
-from jm_nats.worker.heartbeat import Heartbeat, WorkerNameTakenError
+from jm_nats.worker.heartbeat import Heartbeat, pid_space
 from jm_nats.worker.neighbours import Neighbours
 from jm_nats.worker.orders import WorkerOrders
 from jm_nats.worker.parts import Parts, put_together
@@ -38,7 +38,7 @@ from jm_nats.worker.registration import publish_defaults
 from jm_nats.worker.rpc import WorkerRpc
 from jm_nats.worker.tasks import Tasks, first
 from jm_nats.worker.watching import (
-    Pulse,
+    LoopPulse,
     measure_clock,
     watch_clock,
     watch_heartbeat,
@@ -78,7 +78,8 @@ class Worker:
         self.ready = asyncio.Event()
         self.state = WorkerState.SERVING
         self._started_at = time.time()
-        self._pulse = Pulse(Culprit(app.handlers))
+        self._pid_space = pid_space()
+        self._pulse = LoopPulse(Culprit(app.handlers))
         self._parts: Parts | None = None
 
     async def run(self, stop: asyncio.Event, hurry: asyncio.Event | None = None) -> None:
@@ -100,25 +101,33 @@ class Worker:
             await self._serve(link, stop, hurry or asyncio.Event())
 
     async def _serve(self, link: NatsLink, stop: asyncio.Event, hurry: asyncio.Event) -> None:
-        taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heartbeat = self._heartbeat(taken)
-        await heartbeat.start()
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heartbeat = self._heartbeat(ended)
         executors = Executors(self.config.process_slots)
         publisher = JetPublisher(link)
+        resigns = True
         try:
+            await heartbeat.start()
             async with Tasks() as tasks:
                 parts = self._parts = await self._make_parts(link, heartbeat, executors, publisher, tasks)
                 try:
-                    await self._serve_with(parts, taken, stop, hurry)
-                except BaseException:
-                    # Also when a loop has failed: what is cancelled from here on frees slots, and nothing may start.
-                    self.state = WorkerState.HALTED
-                    parts.buckets.halt()
-                    raise
+                    await self._serve_with(parts, ended, stop, hurry)
+                finally:
+                    resigns = await self._nothing_exclusive_runs(parts.engine)
+        except InvariantViolatedError as error:
+            self.board.violated(error.invariant, error.detail)
+            raise
         finally:
             executors.close()
             await publisher.close()
-            await heartbeat.stop(FLUSH_TIMEOUT_S if link.connected else SILENT_TIMEOUT_S)
+            await heartbeat.stop(FLUSH_TIMEOUT_S if link.connected else SILENT_TIMEOUT_S, resigns=resigns)
+
+    async def _nothing_exclusive_runs(self, engine: Engine) -> bool:
+        """Once the heartbeat's key is gone others may run what we ran. True: none of it must not be overlapped."""
+        deadline_s = time.monotonic() + self.config.cancel_grace_s
+        while engine.exclusive_running() and time.monotonic() < deadline_s:  # noqa: ASYNC110
+            await asyncio.sleep(POLL_S)
+        return not engine.exclusive_running()
 
     async def _make_parts(
         self, link: NatsLink, heartbeat: Heartbeat, executors: Executors, publisher: JetPublisher, tasks: Tasks
@@ -144,24 +153,30 @@ class Worker:
         )
 
     async def _serve_with(
-        self, parts: Parts, taken: "asyncio.Future[None]", stop: asyncio.Event, hurry: asyncio.Event
+        self, parts: Parts, ended: "asyncio.Future[None]", stop: asyncio.Event, hurry: asyncio.Event
     ) -> None:
         orders = WorkerOrders(parts, self._shown_state, runs_jobs=self.runs_jobs)
         async with WorkerRpc(parts.link, self.app.names, self.config.worker_id, orders):
-            await self._start(parts)
-            parts.tasks.start(_pass_on(stop, orders.stop_asked), "stop", ends=True)
-            parts.tasks.start(_pass_on(hurry, orders.hurry_asked), "hurry", ends=True)
-            await first(parts.tasks.failed(), taken, self._until_stopped(parts, orders))
+            try:
+                await self._start(parts)
+                parts.tasks.start(_pass_on(stop, orders.stop_asked), "stop", ends=True)
+                parts.tasks.start(_pass_on(hurry, orders.hurry_asked), "hurry", ends=True)
+                await first(parts.tasks.failed(), ended, self._until_stopped(parts, orders))
+            except BaseException:
+                # At once: what is cancelled from here on frees slots, and nothing may start in them, or be reported.
+                self.state = WorkerState.HALTED
+                parts.buckets.halt()
+                raise
 
     async def _start(self, parts: Parts) -> None:
         start = parts.tasks.start
+        start(parts.guard.run(), "lease")
+        start(self._pulse.run(), "pulse")
         if self.runs_jobs:
             parts.buckets.wanted = [(lane, p) for lane in self.lanes for p in sorted(self.config.priorities)]
             await parts.buckets.open_wanted()
             workers = CasKv(parts.link, self.app.names.workers_kv)
             start(Neighbours(workers, parts.engine, self.config.worker_id).run(), "neighbours")
-        start(parts.guard.run(), "lease")
-        start(self._pulse.run(), "pulse")
         start(watch_registry(parts), "registry")
         start(watch_own(parts, self.config.lease_s), "own buckets")
         start(watch_clock(parts.link, self.clock), "clock")
@@ -187,7 +202,8 @@ class Worker:
             if await self._drained(parts, orders):
                 break
             self._set_state(WorkerState.SERVING)
-            await _within(FLUSH_TIMEOUT_S, parts.buckets.open_wanted(), "buckets not opened again")
+            parts.buckets.reopen()
+            await parts.buckets.replace_lost()
         self._set_state(WorkerState.STOPPING)
         await self._stop(parts, orders.hurry_asked)
 
@@ -198,6 +214,8 @@ class Worker:
         while orders.drain_asked and not orders.stop_asked.is_set():
             if not parts.engine.unreported() and not parts.adopter.draining:
                 return True
+            if not parts.buckets.all_closed():
+                await _within(FLUSH_TIMEOUT_S, parts.buckets.close_all(reason="drained by order"), "buckets not closed")
             await asyncio.sleep(POLL_S)
         if orders.stop_asked.is_set():
             return True
@@ -241,10 +259,12 @@ class Worker:
 
     # -- heartbeat
 
-    def _heartbeat(self, taken: "asyncio.Future[None]") -> Heartbeat:
-        def on_taken(error: WorkerNameTakenError) -> None:
-            if not taken.done():
-                taken.set_exception(InvariantViolatedError(Invariant.WORKER_ID_TAKEN, str(error)))
+    def _heartbeat(self, ended: "asyncio.Future[None]") -> Heartbeat:
+        def on_end(error: Exception) -> None:
+            if isinstance(error, WorkerNameTakenError):
+                error = InvariantViolatedError(Invariant.WORKER_ID_TAKEN, str(error))
+            if not ended.done():
+                ended.set_exception(error)
 
         return Heartbeat(
             self.app.nats_config(),
@@ -253,7 +273,7 @@ class Worker:
             lease_s=self.config.lease_s,
             snapshot=self._record,
             last_tick_s=lambda: self._pulse.last_tick_s,
-            on_taken=on_taken,
+            on_end=on_end,
         )
 
     def _shown_state(self) -> WorkerState:
@@ -285,6 +305,7 @@ class Worker:
             finished=parts.engine.finished if parts else 0,
             draining=sorted(parts.adopter.draining) if parts else [],
             priorities=sorted(self.config.priorities) if self.runs_jobs else [],
+            pid_space=self._pid_space,
         )
 
 
@@ -295,7 +316,7 @@ async def _pass_on(asked: asyncio.Event, to: asyncio.Event) -> None:
 
 async def _hand_over(parts: Parts) -> None:
     await parts.adopter.finished()
-    await asyncio.gather(*[parts.buckets.leave(bucket) for bucket in list(parts.buckets.own.values())])
+    await parts.buckets.leave_all()
 
 
 async def _running_end(engine: Engine, patience_s: float, hurry: asyncio.Event) -> None:

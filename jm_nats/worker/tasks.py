@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Coroutine, Iterable
 from typing import Any, Self
 
 log = logging.getLogger("jobmaster.worker")
@@ -58,6 +58,13 @@ async def cancelled(tasks: "list[asyncio.Task[None]]") -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def all_done(work: Iterable[Awaitable[object]]) -> None:
+    """Return when all have ended, raising what the first of them raised."""
+    for result in await asyncio.gather(*work, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
 
 
 async def first(*waits: Awaitable[object]) -> None:

@@ -31,7 +31,7 @@ CLOCK_SKEW_WARN_S: Final = 1.0
 ENSURE_AFTER_BEATS: Final = 3  # unconfirmed ones in a row, on a connection that is up: is the KV still there?
 
 
-class Pulse:
+class LoopPulse:
     """Whether the event loop turns, and who holds it up when it does not.
 
     ``last_tick_s``, ``lag_s`` are read by the heartbeat's thread, which also calls ``look``: it is the only one that
@@ -103,6 +103,8 @@ async def watch_own(parts: Parts, lease_s: float) -> None:
             await parts.buckets.verify()
         except AgentError as error:
             log.debug("the registry cannot be asked", extra={"error": str(error)})
+        else:
+            await parts.buckets.replace_lost()
 
 
 async def watch_slots(parts: Parts, board: HealthBoard) -> None:

@@ -18,6 +18,7 @@ class Scene:
     def __init__(self):
         self.now_s = 1_000.0
         self.acknowledged_s = self.now_s
+        self.unbroken_since_s = self.now_s
         self.asked = self.trusted = 0
         self.answer = None  # or what verify raises
         self.takes_s = 0.0  # how long the registry's answer is on its way
@@ -27,7 +28,8 @@ class Scene:
         return self.now_s
 
     def make(self, lease_s=LEASE_S):
-        self.guard = Guard(lambda: self.acknowledged_s, lease_s=lease_s, verify=self.verify, on_trust=self.count_trust)
+        self.lease_s = lease_s
+        self.guard = Guard(self, lease_s=lease_s, verify=self.verify, on_trust=self.count_trust)
         return self.guard
 
     async def verify(self):
@@ -42,6 +44,8 @@ class Scene:
         self.trusted += 1
 
     def beat(self):
+        if self.now_s - self.acknowledged_s >= self.lease_s:
+            self.unbroken_since_s = self.now_s
         self.acknowledged_s = self.now_s
 
     async def fall_in_doubt(self):
@@ -171,3 +175,22 @@ async def test_every_doubt_is_logged_once_and_every_recovery(scene, caplog):
         await scene.guard.look()
     words = [record.getMessage() for record in caplog.records]
     assert words == ["the lease is in doubt, nothing is started", "the lease is sure again"] * 2
+
+
+async def test_a_blocked_loop_is_no_doubt_while_the_heartbeat_goes_on(scene):
+    """Its thread beats all the while, nobody can have taken us for dead, and nobody needs to be asked."""
+    for _ in range(15):  # the guard itself does not get to look
+        scene.now_s += 2.0
+        scene.beat()
+    assert scene.guard.holds()
+    await scene.guard.look()
+    assert (scene.asked, scene.trusted) == (0, 0)
+
+
+async def test_a_frozen_process_is_in_doubt_although_its_first_beat_is_confirmed(scene):
+    scene.now_s += 2 * LEASE_S
+    scene.beat()
+    assert not scene.guard.holds()
+    await scene.guard.look()
+    assert (scene.asked, scene.trusted) == (1, 1)
+    assert scene.guard.holds()
