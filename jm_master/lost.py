@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Final, assert_never
 
@@ -20,6 +21,7 @@ from jm_core.model import BucketStatus
 from jm_core.ownership import ADOPTABLE, CarryOut, DrainBySelf, MarkLost, adopted, care_for, lost
 from jm_core.wire import BucketRecord
 from jm_master.applied import events_recorded
+from jm_master.pg_errors import RowRefusedError
 from jm_master.queries import named
 from jm_master.record_store import held_of
 from jm_master.terms import LostTermError
@@ -113,6 +115,7 @@ class Undertaker:
             del self._waiting_since[bucket]
         # First whose worker is gone: what takes long must not hold up that.
         lost_ones = [care for care in cares if isinstance(care, MarkLost)]
+        self._say_who_is_lost({care.bucket for care in lost_ones}, now_s)
         async with anyio.create_task_group() as tasks:
             for care in lost_ones:
                 tasks.start_soon(self._apart, care.bucket, partial(self._mark_lost, care.bucket))
@@ -120,6 +123,13 @@ class Undertaker:
             if not isinstance(care, MarkLost) and care.bucket not in self._under_way:
                 self._under_way.add(care.bucket)
                 self._tasks.start_soon(self._in_turn, care)
+
+    def _say_who_is_lost(self, buckets: set[str], now_s: float) -> None:
+        """One line a worker, however many buckets it has."""
+        by_worker = Counter(self._view.buckets[bucket].worker for bucket in buckets)
+        for worker, count in by_worker.items():
+            silent_s = round(self._registry.silence(worker, now_s=now_s).silent_s, 1)
+            log.warning("worker lost", extra={"worker": worker, "buckets": count, "silent_s": silent_s})
 
     async def _in_turn(self, care: DrainBySelf | CarryOut) -> None:
         """In the background, a few at a time: it waits for what the recorder has still to do."""
@@ -149,8 +159,8 @@ class Undertaker:
             await work()
         except AgentError as error:
             log.warning("bucket waits for NATS", extra={"bucket": bucket, "problem": str(error)})
-        except InvalidNameError as error:
-            log.warning("bucket has an owner that cannot be", extra={"bucket": bucket, "problem": str(error)})
+        except (InvalidNameError, RowRefusedError) as error:  # nobody of ours has written that
+            log.error("bucket's record makes no sense", extra={"bucket": bucket, "problem": str(error)})  # noqa: TRY400
         except IllegalMoveError as error:
             raise InvariantViolatedError(Invariant.ILLEGAL_BUCKET_MOVE, f"bucket {bucket}: {error}") from error
 
@@ -184,7 +194,7 @@ class Undertaker:
         await self._registry.ask_for(record.worker)
         marked = await self._registry.change(bucket, mark)
         if marked is not None:
-            log.warning("bucket lost", extra={"bucket": bucket, "worker": marked.opener, "reason": marked.reason})
+            log.info("bucket lost", extra={"bucket": bucket, "worker": marked.opener, "reason": marked.reason})
             reach("lost.after_mark")
 
     async def _drain_by_self(self, bucket: str) -> None:

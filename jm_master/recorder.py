@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-    from jm_core.ends import Held, Sorted
+    from jm_core.ends import Held
     from jm_core.ids import Term
     from jm_master.database import Database
     from jm_master.ledger import Ledger
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from jm_nats.pull import PullReader
 
 log = logging.getLogger(__name__)
-T = TypeVar("T", wire.Finished, End, wire.Started, wire.Progress)
+T = TypeVar("T", wire.Finished, End, wire.Started, wire.Progress, wire.Returned)
 
 MESSAGES_MAX = 64  # of one take
 SAMPLE_EVERY = 16  # of the run times that tell how quick a worker is
@@ -98,7 +98,7 @@ class Recorder:
         if events.ends:
             await self._record_ends(batch, events.ends, events.end_batches)
         if events.lost:
-            await self._record_lost(batch, events)
+            await self._record_lost(batch, events.lost, events.lost_batches)
         if events.started:
             await self._record_started(batch, events.started, events.started_batches)
         if events.progress:
@@ -154,20 +154,32 @@ class Recorder:
 
         await _bisecting(ends, places, apply, refused)
 
-    async def _record_lost(self, batch: Batch, events: Sorted) -> None:
-        """Jobs whose worker died, handed back by the adopter: the row decides what follows."""
-        returned = {
-            (event.id, event.dispatch): (event, place)
-            for event, place in zip(events.lost, events.lost_batches, strict=True)
-        }
+    async def _record_lost(self, batch: Batch, events: Sequence[wire.Returned], places: Sequence[int]) -> None:
+        """Jobs that their worker left behind, handed back by the adopter: the row decides what follows."""
+
+        async def refused(event: wire.Returned, _: int, problem: str) -> None:
+            batch.refusals.append(event_refusal(event, problem))
+
+        async def apply(some: Sequence[wire.Returned], at: Sequence[int]) -> None:
+            ends, ends_at = await self._ends_of_left(some, at)
+            if ends:
+                await self._record_ends(batch, ends, ends_at)
+
+        await _bisecting(events, places, apply, refused)
+
+    async def _ends_of_left(
+        self, events: Sequence[wire.Returned], places: Sequence[int]
+    ) -> tuple[list[End], list[int]]:
+        """Of those that are still out under their dispatch number."""
+        returned = {(e.id, e.dispatch): (e, place) for e, place in zip(events, places, strict=True)}
         ids, dispatches = [job_id for job_id, _ in returned], [dispatch for _, dispatch in returned]
         held = await self._database.ride_out(lambda: self._store.load_held(ids, dispatches))
+        found = [(row, *returned[row.id, row.dispatch]) for row in held]
         ends = [
             self.end_of_left(_as_reported(row, event), was_lost=event.reason is ReturnReason.LOST)
-            for row, event in [(row, returned[row.id, row.dispatch][0]) for row in held]
+            for row, event, _ in found
         ]
-        if ends:
-            await self._record_ends(batch, ends, [returned[end.id, end.dispatch][1] for end in ends])
+        return ends, [place for _, _, place in found]
 
     async def record_apart(self, ends: Sequence[End], *, bucket: str, worker: str) -> None:
         """Ends that no event reported: of a bucket whose worker is gone."""

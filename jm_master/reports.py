@@ -95,7 +95,7 @@ def _check_names(report: wire.EventBatch | _Envelope) -> None:
             raise ValueError(f"{name[:40]!r} is no name of a bucket or worker")
 
 
-def event_refusal(event: End | wire.Started | wire.Progress, problem: str) -> Refusal:
+def event_refusal(event: End | wire.Started | wire.Progress | wire.Returned, problem: str) -> Refusal:
     """One event that not even a plain form of it can be stored of: a job id that is none, a number out of range."""
     kind = type(event).__name__.lower()
     source = cut_text(f"event/{event.id}/{event.dispatch}/{kind}", limits.UNIQUE_KEY_CHARS_MAX)

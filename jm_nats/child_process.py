@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 POLL_S: Final = 0.005
 
-# Arguments: stop signal, folder to remove (or empty). Input: the server's pid; then a line when it is gone for good.
-# Ten seconds pass between the polite signal and the other one. A zombie answers to kill -0 and has no exe: it stays
+# Arguments: stop signal, folder to remove (or empty), tenths of a second between the polite signal and the other one.
+# Input: the server's pid; then a line when it is gone for good. A zombie answers to kill -0 and has no exe: it stays
 # one for as long as a container's first process does not collect orphans.
 _GUARD: Final = """
 alive() { kill -0 "$pid" && { [ ! -d /proc/self ] || [ -e "/proc/$pid/exe" ]; }; }
@@ -35,7 +35,7 @@ read -r pid || pid=
 if [ -n "$pid" ]; then
     if read -r done; then exit 0; fi
     kill -s "$1" "$pid"; kill -s CONT "$pid"
-    n=0; while alive && [ "$n" -lt 100 ]; do sleep 0.1; n=$((n+1)); done
+    n=0; while alive && [ "$n" -lt "$3" ]; do sleep 0.1; n=$((n+1)); done
     kill -s KILL "$pid"
 fi
 # Again, should a process of the server's own have been writing to its very end.
@@ -63,10 +63,11 @@ class ChildProcess:
         user: str | None = None,
         env: dict[str, str] | None = None,
         temporary: Path | None = None,
+        patience_s: float = 10.0,
     ) -> None:
         self.stop_signal = stop_signal
         self._paused = False
-        self._guard, self._pipe = _start_guard(stop_signal, temporary)
+        self._guard, self._pipe = _start_guard(stop_signal, temporary, patience_s)
         try:
             with log_path.open("ab") if log_path else nullcontext() as log:
                 self._process = subprocess.Popen(
@@ -146,9 +147,19 @@ class ChildProcess:
         self._guard.wait()
 
 
-def _start_guard(stop_signal: signal.Signals, temporary: Path | None) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+def _start_guard(
+    stop_signal: signal.Signals, temporary: Path | None, patience_s: float
+) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
     guard = subprocess.Popen(
-        ["/bin/sh", "-c", _GUARD, "jm-guard", stop_signal.name.removeprefix("SIG"), str(temporary or "")],
+        [
+            "/bin/sh",
+            "-c",
+            _GUARD,
+            "jm-guard",
+            stop_signal.name.removeprefix("SIG"),
+            str(temporary or ""),
+            str(int(10 * patience_s)),
+        ],
         bufsize=0,
         cwd="/",
         stdin=subprocess.PIPE,

@@ -120,6 +120,7 @@ class NatsLink:
         except TimeoutError:
             raise self._unavailable(f"{path}: not connected for {timeout_s:g} s") from None
         asking = asyncio.ensure_future(js_api.ask(self.nc, self.server, path, body, timeout_s=timeout_s))
+        asking.add_done_callback(lambda done: done.cancelled() or done.exception())  # also if we are cancelled first
         try:
             either: set[asyncio.Future[Any]] = {asking, self._broken}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)

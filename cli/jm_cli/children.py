@@ -23,6 +23,7 @@ POLL_S: Final = 0.1
 BACKOFF_FIRST_S: Final = 1.0
 BACKOFF_CAP_S: Final = 30.0
 HEALTHY_AFTER_S: Final = 60.0  # one that lived so long starts anew at the first backoff
+LIVED_S: Final = 5.0
 LOG_BYTES_MAX: Final = 10 * 1024 * 1024
 
 
@@ -65,6 +66,7 @@ class Child:
         self._backoff_first_s = backoff_first_s
         self._may_end = may_end
         self._failures = 0
+        self._has_lived = False  # then its settings can be used, whatever it says at another start
 
     @property
     def log_path(self) -> Path:
@@ -114,6 +116,7 @@ class Child:
             log_path=self._log_path,
             lock_fd=self._lock_fd,
             stop_signal=signal.SIGTERM,
+            patience_s=self.stop_s,  # also when it is our end that ends it
         )
 
     def tend(self) -> Death | None:
@@ -130,7 +133,8 @@ class Child:
         code = self.exit_code
         if code is None or self.has_ended:
             return None
-        if code == ExitCode.USAGE:
+        self._has_lived = self._has_lived or self.lived_s > LIVED_S
+        if code == ExitCode.USAGE and not self._has_lived:
             raise CliError(ExitCode.USAGE, f"{self.name} cannot run: {self._last_words()}")
         if self.lived_s > HEALTHY_AFTER_S:
             self._failures = 0

@@ -10,6 +10,7 @@ import msgspec
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from jm_core import limits, wire
+from jm_core.errors import InvalidNameError
 from jm_core.model import BucketEvent, BucketStatus, ReturnReason
 from jm_core.ownership import ADOPTABLE, adopted, moved
 from jm_core.wire import BucketRecord, EventBatch, Returned
@@ -109,6 +110,9 @@ class Adopter:
             except _OvertakenError:
                 log.info("somebody else drains it", extra={"bucket": name})
                 continue  # unless it was left once more meanwhile
+            except InvalidNameError as error:
+                log.error("bucket cannot be drained, its name cannot be", extra={"error": str(error)})  # noqa: TRY400
+                return
             except AgentError as error:
                 log.warning("adopted bucket waits for NATS", extra={"bucket": name, "error": str(error)})
             await asyncio.sleep(RETRY_PAUSE_S)

@@ -6,6 +6,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, Protocol
 
+import msgspec
+
 from jm_core import wire
 from jm_core.health import Invariant, InvariantViolatedError
 from jm_core.model import BucketEvent, BucketKind, BucketStatus, Priority
@@ -14,7 +16,7 @@ from jm_core.wire import BucketRecord
 from jm_nats.connection import NatsLink
 from jm_nats.ensure import Created
 from jm_nats.errors import AgentError, ConsumerGoneError
-from jm_nats.kv import CasKv
+from jm_nats.kv import CasKv, Written
 from jm_nats.provision import delete_bucket, ensure_bucket
 from jm_nats.publisher import JetPublisher
 from jm_nats.subjects import Names
@@ -318,6 +320,12 @@ class Buckets:
         elif standing(bucket.value, seen) is not Standing.OURS:
             self._tasks.start(self._look_into(bucket), f"looks into {name}", ends=True)
 
+    def unreadable(self, name: str) -> None:
+        """Something is written there that is no record."""
+        bucket = self.own.get(name)
+        if bucket is not None:
+            self._tasks.start(self._look_into(bucket), f"looks into {name}", ends=True)
+
     async def _look_into(self, bucket: OwnBucket) -> None:
         try:
             await self.verify_one(bucket)
@@ -348,7 +356,12 @@ class Buckets:
             return
         asked_s = time.monotonic()
         entry = await self._kv.get(bucket.name)
-        seen = wire.decode_bucket(entry.value) if entry is not None else None
+        try:
+            seen = wire.decode_bucket(entry.value) if entry is not None else None
+        except msgspec.DecodeError:
+            assert entry is not None
+            await self._write_again(bucket, entry.revision)
+            return
         match standing(bucket.value, seen):
             case Standing.OURS:
                 assert entry is not None
@@ -366,6 +379,13 @@ class Buckets:
     def _could_not_be_lost(self, bucket: OwnBucket) -> bool:
         """Nobody can have taken us for dead since it was last seen: the registry was emptied."""
         return self.lease is not None and self.lease.holds() and self.lease.doubted_s < bucket.seen_s
+
+    async def _write_again(self, bucket: OwnBucket, revision: int) -> None:
+        """Somebody wrote something over its record that nobody can read: say again what it is."""
+        answer = await self._kv.update(bucket.name, wire.encode(bucket.value), revision=revision)
+        if isinstance(answer, Written):
+            log.warning("bucket's record could not be read; written again", extra={"bucket": bucket.name})
+            bucket.record.revision, bucket.seen_s = answer.revision, time.monotonic()
 
     async def _register_again(self, bucket: OwnBucket) -> None:
         await ensure_bucket(self._link, self._names, bucket.name, replicas=self._replicas)
@@ -386,6 +406,8 @@ class Buckets:
         )
         bucket.over = True
         self.own.pop(bucket.name, None)
+        if seen is not None and seen.incarnation == self._incarnation:
+            self._tasks.start(self._undo_open(bucket.name), f"disowns {bucket.name}", ends=True)
         # Not waited for: one of them may be who asks.
         for task in bucket.tasks:
             task.cancel()

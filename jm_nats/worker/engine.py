@@ -362,6 +362,7 @@ class Engine:
 
     def report_unended(self) -> None:
         """Those that ignore their cancellation: say how they end, without them."""
+        self.ask(Ask.SHUTDOWN)
         for execution in list(self._running):
             execution.check(math.inf, grace_s=0.0)
 

@@ -17,6 +17,7 @@ import msgspec
 
 from jm_core import limits, wire
 from jm_core.errors import JmError
+from jm_core.model import WorkerState
 from jm_core.wire import WorkerRecord
 from jm_nats.config import NatsConfig
 from jm_nats.connection import connect
@@ -153,8 +154,8 @@ class Heartbeat:
     # The first beat.
 
     async def _claim(self, kv: CasKv) -> bool:
-        """Take the name; from a process that is dead at once, or when its key has not moved until it expired. False:
-        we were told to stop.
+        """Take the name; from a process that is dead at once, from one that is about to go once it has gone, from one
+        whose key has not moved when it has expired. False: we were told to stop.
         """
         assert self._stopping is not None
         name = self._snapshot().worker
@@ -164,7 +165,8 @@ class Heartbeat:
             entry = await kv.get(name)
             other = _decoded(entry)
             if entry is not None and other is not None and not has_died(other):
-                if seen not in (None, entry.revision) or time.monotonic() >= deadline_s:
+                goes = other.state in (WorkerState.STOPPING, WorkerState.HALTED)
+                if not goes and (seen not in (None, entry.revision) or time.monotonic() >= deadline_s):
                     raise WorkerNameTakenError(other)
                 if seen is None:
                     log.warning(

@@ -334,6 +334,6 @@ async def _within(patience_s: float, work: Awaitable[None], otherwise: str) -> b
         async with asyncio.timeout(patience_s):
             await work
     except (TimeoutError, AgentError) as error:
-        log.warning(otherwise, extra={"patience_s": patience_s, "error": str(error)})
+        log.warning(otherwise, extra={"error": str(error) or f"no answer within {patience_s:g} s"})
         return False
     return True

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -54,11 +53,16 @@ class LoopPulse:
             telemetry.refresh()
             self.lag_s = max(0.0, self.last_tick_s - before - TICK_S)
             if self.lag_s > BLOCKED_S:
-                name, self._name = self._name or "unknown", ""
-                log.warning(
-                    "event loop was blocked; declare the handler sync or executor='process'",
-                    extra={"blocked_s": round(self.lag_s, 1), "handler": name},
-                )
+                self._say_it_turns()
+
+    def _say_it_turns(self) -> None:
+        name, self._name = self._name, ""
+        extra: dict[str, object] = {"blocked_s": round(self.lag_s, 1)}
+        if name:
+            text = "event loop was blocked; declare the handler sync or executor='process'"
+            log.warning(text, extra=extra | {"handler": name})
+        else:
+            log.warning("event loop stood still: the process was frozen, or the machine is overloaded", extra=extra)
 
     def look(self) -> None:
         """From the heartbeat's thread: name who blocks the loop, once for each time that it is blocked."""
@@ -66,19 +70,23 @@ class LoopPulse:
         if late_s <= BLOCKED_S or self._named_s == self.last_tick_s:
             return
         name, where = self._culprit.find()
-        self._named_s, self._name = self.last_tick_s, name
-        log.warning(
-            "event loop is blocked: the handler does not await",
-            extra={"handler": name or "unknown", "where": where, "for_s": round(late_s, 1)},
-        )
+        if name:  # else we were frozen, or the machine is busy
+            self._named_s, self._name = self.last_tick_s, name
+            log.warning(
+                "event loop is blocked: the handler does not await",
+                extra={"handler": name, "where": where, "for_s": round(late_s, 1)},
+            )
 
 
 async def watch_registry(parts: Parts) -> None:
     """What happens to buckets: ours, and those that others leave behind."""
 
     def seen(key: str, value: bytes | None) -> None:
-        with suppress(msgspec.DecodeError):  # of another version
+        try:
             record = wire.decode_bucket(value) if value is not None else None
+        except msgspec.DecodeError:  # of another version, or garbage
+            parts.buckets.unreadable(key)
+        else:
             parts.buckets.changed(key, record)
             parts.adopter.seen(key, record)
 

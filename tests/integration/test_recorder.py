@@ -11,7 +11,7 @@ from msgspec import Raw
 from jm_core import wire
 from jm_core.model import AttemptOutcome, ReturnReason
 from jm_core.wire import EventBatch
-from tests.support.master import coordinating, finished, job, linked
+from tests.support.master import coordinating, finished, job, linked, new_id
 from tests.support.waiting import wait_until
 
 SUCCEEDED, FAILED, CANCELLED, QUARANTINED = 4, 5, 6, 7
@@ -244,3 +244,17 @@ async def quiet(bench) -> None:
         return not info["state"]["messages"]
 
     await wait_until(empty, what="an empty events stream")
+
+
+@pytest.mark.parametrize(
+    "event",
+    ['["r","not-a-uuid",1,"lost",0]', f'["r","{new_id()}",{2**63},"lost",0]', '["r","not-a-uuid",1,"abandoned",0]'],
+)
+async def test_a_return_that_makes_no_sense_is_kept_aside_and_stops_nobody(bench, worker, db, event):
+    run = await start_one(bench, worker)
+    good = msgspec.json.encode(wire.Returned(run.id, run.dispatch, ReturnReason.LOST, time.time())).decode()
+    batch = f'{{"bucket":"{worker.bucket}","epoch":1,"worker":"{worker.name}","events":[{event},{good}]}}'
+    await worker.report_raw(batch.encode())
+    (again,) = await worker.runs(1)
+    assert again.dispatch == run.dispatch + 1
+    assert await wait_until(lambda: db.fetchval("SELECT reason FROM rejected"), what="the refused event")
