@@ -140,6 +140,8 @@ class Undertaker:
             self._under_way.discard(care.bucket)
 
     def _care(self, record: BucketRecord, now_s: float, may_judge: bool) -> Care | None:  # noqa: FBT001
+        if record.bucket in self._under_way:
+            return None
         status, since_s = self._waiting_since.get(record.bucket, ("", now_s))
         if status != record.status:
             since_s = now_s

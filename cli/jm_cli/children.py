@@ -24,6 +24,7 @@ BACKOFF_FIRST_S: Final = 1.0
 BACKOFF_CAP_S: Final = 30.0
 HEALTHY_AFTER_S: Final = 60.0  # one that lived so long starts anew at the first backoff
 LIVED_S: Final = 5.0
+HURRY_AFTER_S: Final = 0.5  # a second signal sooner than that could be taken for an echo of the first
 LOG_BYTES_MAX: Final = 10 * 1024 * 1024
 
 
@@ -165,10 +166,11 @@ async def stop_all(children: Sequence[Child], hurry: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
     for child in children:
         child.signal(signal.SIGTERM)
-    deadline = loop.time() + max((child.stop_s for child in children), default=0)
+    began = loop.time()
+    deadline = began + max((child.stop_s for child in children), default=0)
     hurried = False
     while any(child.running for child in children):
-        if hurry.is_set() and not hurried:
+        if hurry.is_set() and not hurried and loop.time() - began >= HURRY_AFTER_S:
             hurried = True
             for child in children:
                 child.signal(signal.SIGTERM)

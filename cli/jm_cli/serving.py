@@ -8,6 +8,7 @@ import asyncio
 import logging
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final
@@ -26,6 +27,8 @@ from jm_nats.health_server import HealthServer, Reporter
 
 log = logging.getLogger("jobmaster.cli")
 
+# An init that signals the whole group, and a parent that passes the signal on: one stop comes twice (BR-132).
+ECHO_S: Final = 0.3
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -39,6 +42,7 @@ class StopSignals:
         self.stop = asyncio.Event()
         self.hurry = asyncio.Event()
         self._rule = rule
+        self._first_s = 0.0
         self._numbers: list[signal.Signals] = []
 
     @contextmanager
@@ -53,9 +57,13 @@ class StopSignals:
             self._uninstall()
 
     def _received(self, number: signal.Signals) -> None:
+        now_s = time.monotonic()
         if not self.stop.is_set():
             log.warning("%s: %s", number.name, self._rule)
+            self._first_s = now_s
             self.stop.set()
+        elif now_s - self._first_s < ECHO_S:
+            log.info("%s at once again: an echo of the first, it does not hurry", number.name)
         else:
             log.warning("%s again: hurrying; a third one kills", number.name)
             self.hurry.set()

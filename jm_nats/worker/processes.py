@@ -5,6 +5,7 @@ which is just what a timeout needs.
 """
 
 import ctypes
+import functools
 import importlib
 import signal
 import sys
@@ -22,6 +23,11 @@ from jm_nats.handlers import Handler
 from jm_nats.worker import failures
 
 PR_SET_PDEATHSIG: Final = 1
+
+# Children get a session of their own: a signal to the worker's process group is the worker's business (BR-132), and
+# until a child has set its signals up, which takes imports, it could not ignore one. anyio has no parameter for it.
+if hasattr(anyio.to_process, "open_process"):
+    anyio.to_process.open_process = functools.partial(anyio.open_process, start_new_session=True)
 
 
 class ChildFailed(msgspec.Struct):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 import signal
 import time
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from tests.support.app import effect, long_at_first, swallows_cancellation
+from jm_cli.serving import ECHO_S
+from tests.support.app import effect, long_at_first, noop, process_sleeper, swallows_cancellation
 from tests.support.effects import percentile
 from tests.support.scene import SHIPPED, SHORT, Scene
 from tests.support.waiting import wait_until
@@ -21,6 +24,7 @@ ELSEWHERE_S: Final = 1.0
 EXIT_S: Final = 1.0  # beyond the drain timeout
 HURRY_S: Final = 3.0
 INTERRUPTED: Final = 130
+LOUD: Final = re.compile(r"^.* (?:WARNING|ERROR|CRITICAL) .*$", re.MULTILINE)
 DRAINS: Final = "worker drains"
 WORKERS: Final = 5
 RATE_PER_S: Final = 200
@@ -159,6 +163,7 @@ async def test_a_second_signal_hurries_it(nats_server, database, cluster_name, t
             await scene.wait_running(ids)
             worker.signal(signal.SIGTERM)
             await worker.wait_for_log(DRAINS)
+            await asyncio.sleep(ECHO_S)  # sooner it would be taken for an echo of the first
             hurried_s = time.monotonic()
             worker.signal(signal.SIGTERM)
             assert await worker.wait_exit() == INTERRUPTED
@@ -166,6 +171,45 @@ async def test_a_second_signal_hurries_it(nats_server, database, cluster_name, t
             await scene.start_worker().wait_ready()
             await scene.settled(repeats=True)
             await no_attempt_spent(scene, ids)
+
+
+@pytest.mark.chaos
+async def test_an_init_that_signals_the_group_twice_lets_jobs_end_in_processes_too(
+    nats_server, database, cluster_name, tmp_path
+) -> None:
+    """BR-132: to the worker and to the child that runs the job, and once more 50 ms later."""
+    async with Scene(nats_server.url, database, cluster_name, tmp_path, SHORT) as scene:
+        await scene.start_coordinator().wait_ready()
+        worker = await scene.start_worker().wait_ready()
+        async with scene.client() as client:
+            ids = await accepted(scene, client, [process_sleeper.job({"seconds": 2.0})])
+            await scene.wait_for_counts(processing=1)
+            os.killpg(worker.pid, signal.SIGTERM)
+            await asyncio.sleep(0.05)
+            os.killpg(worker.pid, signal.SIGTERM)
+            assert await worker.wait_exit() == 0, worker.log_tail()
+            assert await scene.ended(ids) == {"succeeded": 1}
+            await no_attempt_spent(scene, ids)
+            assert await scene.sql.value("SELECT attempt FROM job") == 1, "it was not interrupted"
+            await scene.assert_oracles(ids)
+
+
+@pytest.mark.chaos
+async def test_ten_thousand_short_jobs_are_no_reason_for_a_warning(
+    nats_server, database, cluster_name, tmp_path
+) -> None:
+    """BR-058: normal races are not worth anybody's attention."""
+    async with Scene(nats_server.url, database, cluster_name, tmp_path, SHIPPED) as scene:
+        await scene.start_coordinator().wait_ready()
+        workers = [await scene.start_worker().wait_ready() for _ in range(2)]
+        async with scene.client() as client:
+            ids = await accepted(scene, client, [noop.job({}) for _ in range(10_000)])
+            assert await scene.ended(ids, timeout_s=60) == {"succeeded": 10_000}
+        assert [await worker.stop() for worker in workers] == [0, 0]
+        loud = [line for process in scene.processes.all for line in LOUD.findall(process.log())]
+        expected = "SIGTERM: draining"
+        assert [line for line in loud if expected not in line] == []
+        assert len(loud) == 2
 
 
 @pytest.mark.chaos

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from jm_cli.exits import ExitCode
+from jm_cli.serving import ECHO_S
 from tests.support.cli import Running, jm
 from tests.support.waiting import wait_until
 
@@ -229,6 +230,7 @@ async def test_a_second_signal_hurries(up):
         await wait_until(lambda: "1 processing" in up.jm("doctor").stdout, what="the start of the job")
         process.process.send_signal(signal.SIGINT)
         await process.wait_for("worker drains")
+        await asyncio.sleep(ECHO_S)  # sooner it would be taken for an echo of the first
         assert await process.end(signal.SIGINT) == ExitCode.INTERRUPTED
     await up.wait_gone()
 

@@ -1,11 +1,13 @@
 """``jm worker`` and ``jm coordinator`` as processes: signals, exit codes, logs, telemetry."""
 
+import asyncio
 import json
 import signal
 
 import pytest
 
 from jm_cli.exits import ExitCode
+from jm_cli.serving import ECHO_S
 from jm_core.errors import JmError
 from jm_nats import JobClient, NatsConfig, submission
 from jm_nats.embedded import NatsServer
@@ -59,6 +61,7 @@ async def test_a_second_signal_hurries_and_the_job_goes_back(cluster, tmp_path):
         job_id = await running_job(cluster, go)
         worker.process.send_signal(signal.SIGTERM)
         await worker.wait_for("send it again to hurry")
+        await asyncio.sleep(ECHO_S)  # sooner it would be taken for an echo of the first
         worker.process.send_signal(signal.SIGTERM)
         assert await worker.wait_exit(timeout_s=20) == ExitCode.INTERRUPTED
     go.touch()

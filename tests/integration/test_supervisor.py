@@ -1,5 +1,6 @@
 """``jm worker --processes``: what dies is started again, what it held is given to others at once, all of it stops."""
 
+import asyncio
 import os
 import signal
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from jm_cli.exits import ExitCode
+from jm_cli.serving import ECHO_S
 from jm_core import wire
 from jm_nats import submission
 from jm_nats.connection import connect
@@ -101,6 +103,7 @@ async def test_a_signal_drains_all_and_a_second_one_hurries_them(cluster, worker
         running.process.send_signal(signal.SIGTERM)
         await running.wait_for("worker drains")
         assert running.process.poll() is None
+        await asyncio.sleep(ECHO_S)  # sooner it would be taken for an echo of the first
         running.process.send_signal(signal.SIGTERM)
         assert await running.wait_exit(timeout_s=30) == ExitCode.INTERRUPTED
     assert not [pid for pid in pids if is_alive(pid)]
