@@ -247,6 +247,7 @@ class Coordinator:
             renew_s=self.config.renew_s,
             margin_s=self.config.trust_margin_s,
             answered=self._election_goes_on,
+            terms=self._duties.terms,
         )
 
     async def _until_a_candidate(self, pulse: PostgresPulse) -> None:

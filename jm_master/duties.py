@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jm_core.health import Invariant
+from jm_master.leadership import Terms
 from jm_master.terms import LostTermError
 from jm_nats.health import describe
 
@@ -20,7 +21,7 @@ class Duties:
     def __init__(self, board: HealthBoard) -> None:
         self._board = board
         self._failed: set[str] = set()
-        self.latest_term = 0  # that this process has led in
+        self.terms = Terms()
 
     async def run(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         """``work``; what it raises is noted under its name. To lose the term is no failure."""
@@ -35,7 +36,7 @@ class Duties:
 
     def older_term(self, found: int) -> None:
         """Postgres does not know the term that we led in. Said, counted, made up for: ours is later than both."""
-        detail = f"Postgres knows term {found}, this process has led in term {self.latest_term}"
+        detail = f"Postgres knows term {found}, this process has led in term {self.terms.latest}"
         self._board.violated(Invariant.TERM_WENT_BACK, detail)
 
     def all_run(self) -> None:

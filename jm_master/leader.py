@@ -87,9 +87,9 @@ class Leader:
             LostTermError, AgentError, StoreUnavailableError: a duty could not go on.
             AgentStoreChangedError: NATS is another one than recorded; nothing was dispatched.
         """
-        known = self._duties.latest_term
+        known = self._duties.terms.latest
         term = await take_term(self._database, holder, after=known, on_older=self._duties.older_term)
-        self._duties.latest_term = term
+        self._duties.terms.latest = term
         await self._agent_store.settle(term)
         dispatch = DispatchStore(self._database, term)
         counts = await self._database.ride_out(lambda: dispatch.count_in_buckets(later_s=LATER_HORIZON_S))

@@ -32,6 +32,15 @@ KEY: Final = "leader"
 _decode = msgspec.json.Decoder(LeaderRecord).decode
 
 
+class Terms:
+    """The latest term that this process has led in, or has seen somebody lead in: the next one must be later, whatever
+    a Postgres that was restored from a copy says.
+    """
+
+    def __init__(self) -> None:
+        self.latest = 0
+
+
 class Leadership:
     """One coordinator's part in the election, from its start to its end: it may win and lose many times.
 
@@ -49,6 +58,7 @@ class Leadership:
         renew_s: float,
         margin_s: float,
         answered: Callable[[], None] = lambda: None,
+        terms: Terms | None = None,
     ) -> None:
         self._kv = kv
         self._holder = holder
@@ -56,6 +66,7 @@ class Leadership:
         self._renew_s = renew_s
         self._margin_s = margin_s
         self._answered = answered
+        self._terms = terms or Terms()
         self._revision = 0
         self._renewed_s = 0.0
         self._seen: Seen | None = None
@@ -100,7 +111,9 @@ class Leadership:
         if entry is None:
             self._seen = None
             return await self._claim(None)
-        if entry.revision == self._revision and _decode(entry.value).holder == self._holder:
+        leader = _decode(entry.value)
+        self._terms.latest = max(self._terms.latest, leader.term)
+        if entry.revision == self._revision and leader.holder == self._holder:
             # What we wrote last, and could not take back because NATS was away: nobody has led since.
             return await self._claim(entry.revision)
         self._seen = observe(self._seen, entry.revision, now_s=time.monotonic())
@@ -108,9 +121,12 @@ class Leadership:
             return await self._claim(entry.revision)
         return False
 
+    def _record(self) -> bytes:
+        return wire.encode(LeaderRecord(self._holder, self._terms.latest))
+
     async def _claim(self, revision: int | None) -> bool:
         now_s = time.monotonic()
-        value = wire.encode(LeaderRecord(self._holder))
+        value = self._record()
         if revision is None:
             answer = await self._kv.create(KEY, value)
         else:
@@ -127,7 +143,7 @@ class Leadership:
         now_s = time.monotonic()
         try:
             with anyio.fail_after(left_s):
-                answer = await self._kv.update(KEY, wire.encode(LeaderRecord(self._holder)), revision=self._revision)
+                answer = await self._kv.update(KEY, self._record(), revision=self._revision)
                 match answer:
                     case Written(revision=new):
                         self._revision, self._renewed_s = new, now_s
