@@ -105,7 +105,8 @@ class Adopter:
     async def _until_done(self, name: str) -> None:
         while True:
             try:
-                if self._may() and await self._adopt_once(name):
+                # What is begun is finished, also by who adopts nothing new any more.
+                if (self._may() or name in self.draining) and await self._adopt_once(name):
                     return
             except _OvertakenError:
                 log.info("somebody else drains it", extra={"bucket": name})
@@ -124,6 +125,9 @@ class Adopter:
             return True
         record, revision = wire.decode_bucket(entry.value), entry.revision
         if record.status in ADOPTABLE:
+            if not self._may():
+                self.draining.discard(name)
+                return False
             record = adopted(record, worker=self._worker, incarnation=self._incarnation, now_s=time.time())
             answer = await self._kv.update(name, wire.encode(record), revision=revision)
             if isinstance(answer, Stale):

@@ -239,8 +239,9 @@ class Worker:
             engine.report_unended()
         await asyncio.wait({closing}, timeout=self._patience_s(parts))
         closing.cancel()
+        await _within(self._patience_s(parts), parts.adopter.finished(), "adopted buckets are left to others")
         # What is not flushed is unacked too: it comes back by the lost path. Never hang on a NATS that is away.
-        handed_over = await _within(self._patience_s(parts), _hand_over(parts), "reports not flushed")
+        handed_over = await _within(self._patience_s(parts), buckets.leave_all(), "reports not flushed")
         self.board.ended()
         if not handed_over:
             parts.link.abandon()
@@ -312,11 +313,6 @@ class Worker:
 async def _pass_on(asked: asyncio.Event, to: asyncio.Event) -> None:
     await asked.wait()
     to.set()
-
-
-async def _hand_over(parts: Parts) -> None:
-    await parts.adopter.finished()
-    await parts.buckets.leave_all()
 
 
 async def _running_end(engine: Engine, patience_s: float, hurry: asyncio.Event) -> None:
