@@ -3,12 +3,15 @@ from __future__ import annotations
 import time
 
 import asyncpg
+import msgspec
 import pytest
 
 from jm_core import wire
 from jm_core.model import AttemptOutcome, BucketStatus, ReturnReason
 from jm_master.watch import Watch
+from jm_nats.errors import NoSuchStreamError
 from jm_nats.kv import CasKv
+from jm_nats.provision import ensure_bucket
 from tests.support.master import LEASE_S, coordinating, finished, job, linked
 from tests.support.waiting import wait_until
 
@@ -138,3 +141,53 @@ def test_a_coordinator_that_was_frozen_itself_does_not_trust_what_it_missed():
     watch = Watch(10.0)
     judges(watch, range(12))
     assert judges(watch, range(60, 72)) == [70, 71]
+
+
+PAUSED = wire.encode(wire.WorkerRecord("x", "i", "h", 1, 0.0, 1, [], [])).replace(b'"serving"', b'"paused"')
+
+
+@pytest.mark.parametrize("value", [b"garbage", PAUSED], ids=["garbage", "a state of a newer version"])
+async def test_a_heartbeat_that_cannot_be_read_stops_nobody(bench, db, value):
+    """As of a newer version, beside a worker whose can."""
+    async with bench.worker() as newer, bench.worker() as other:
+        await CasKv(bench.link, bench.names.workers_kv).put(newer.name, value)
+        await newer.die()
+        for _ in range(3):
+            await bench.submit(job())
+            (run,) = await other.runs(1)
+            await other.succeed([run])
+        await wait_until(lambda: db.fetchval("SELECT count(*) = 3 FROM job WHERE status = 4"), what="the ends")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"status": "pondering"}, {"epoch": 2**62}, {"priority": -7}, {"bucket": "evil.name"}, {"worker": "no such >"}],
+    ids=str,
+)
+async def test_a_bucket_s_record_that_makes_no_sense_stops_nobody(bench, db, changes):
+    record = {"bucket": "odd", "worker": "gone", "incarnation": "g", "lane": "x", "priority": 3, "epoch": 1}
+    record |= {"status": "lost", "was_lost": True} | changes
+    key = "odd" if record["bucket"] == "odd" else "evil.name"
+    await CasKv(bench.link, bench.names.buckets_kv).put(key, msgspec.json.encode(record))
+    async with bench.worker() as dies, bench.worker() as lives:
+        await bench.submit(job(), job(), job(), job())
+        await wait_until(lambda: db.fetchval("SELECT count(*) = 4 FROM job WHERE status = 2"), what="all are out")
+        await dies.die()
+        await buried(db, dies)
+        runs = await lives.runs(4)
+        await lives.succeed(runs)
+        await wait_until(lambda: db.fetchval("SELECT count(*) = 4 FROM job WHERE status = 4"), what="the ends")
+
+
+async def test_a_stream_that_no_bucket_owns_is_deleted(bench):
+    """Of a worker that died between making it and listing the bucket."""
+    await ensure_bucket(bench.link, bench.names, "never-listed")
+
+    async def gone() -> bool:
+        try:
+            await bench.link.api(f"STREAM.INFO.{bench.names.bucket_stream('never-listed')}")
+        except NoSuchStreamError:
+            return True
+        return False
+
+    await wait_until(gone, what="the stream is deleted")
