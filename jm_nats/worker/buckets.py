@@ -1,23 +1,17 @@
-"""The buckets that this worker owns: opened, served, closed one by one, and given up when they are somebody else's."""
+"""The buckets that this worker owns: opened, served, and closed one by one."""
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Final, Protocol
+from typing import Final
 
-import msgspec
-
-from jm_core import wire
-from jm_core.health import Invariant, InvariantViolatedError
 from jm_core.model import BucketEvent, BucketKind, BucketStatus, Priority
-from jm_core.ownership import Standing, lost, standing
 from jm_core.wire import BucketRecord
 from jm_nats.connection import NatsLink
 from jm_nats.ensure import Created
 from jm_nats.errors import AgentError, ConsumerGoneError
-from jm_nats.kv import CasKv, Written
-from jm_nats.provision import delete_bucket, ensure_bucket
+from jm_nats.kv import CasKv
+from jm_nats.provision import ensure_bucket
 from jm_nats.publisher import JetPublisher
 from jm_nats.subjects import Names
 from jm_nats.worker.engine import Engine
@@ -25,6 +19,7 @@ from jm_nats.worker.execution import Ask
 from jm_nats.worker.intake import Intake, Room
 from jm_nats.worker.outcomes import BucketPort, Reporter
 from jm_nats.worker.registration import BucketTakenError, Record, new_record
+from jm_nats.worker.registry_check import OwnBucket, RegistryCheck
 from jm_nats.worker.rpc import RefusedOrderError
 from jm_nats.worker.tasks import Tasks, all_done, cancelled
 
@@ -32,35 +27,6 @@ log = logging.getLogger("jobmaster.worker")
 
 POLL_S: Final = 0.02
 RETRY_PAUSE_S: Final = 1.0
-OWN_STATUS: Final = frozenset({BucketStatus.ACTIVE, BucketStatus.COMPLETING})
-
-
-class OwnBucket:
-    """One of ours, with all that serves it."""
-
-    def __init__(self, record: Record, port: BucketPort, intake: Intake) -> None:
-        self.record = record
-        self.port = port
-        self.intake = intake
-        self.tasks: list[asyncio.Task[None]] = []
-        self.seen_s = time.monotonic()  # when the registry last said that it is ours
-        self.over = False
-
-    @property
-    def name(self) -> str:
-        return self.port.bucket
-
-    @property
-    def value(self) -> BucketRecord:
-        return self.record.value
-
-
-class Lease(Protocol):
-    """What we ask of the guard."""
-
-    doubted_s: float
-
-    def holds(self) -> bool: ...
 
 
 class Buckets:
@@ -97,10 +63,10 @@ class Buckets:
         self._opening = asyncio.Lock()
         self.own: dict[str, OwnBucket] = {}
         self.room = Room()
-        self.lease: Lease | None = None
         self.wanted: list[tuple[str, Priority]] = []
         self._closing = False  # nothing is opened any more
-        self._being_opened: set[str] = set()
+        self.being_opened: set[str] = set()
+        self.check = RegistryCheck(self, link, names, kv, tasks, incarnation=incarnation, replicas=replicas)
 
     # Opening.
 
@@ -117,6 +83,13 @@ class Buckets:
             for lane, priority in self.wanted:
                 if (lane, priority) not in served:
                     await self._open(new_record(self._worker, self._incarnation, lane, priority))
+
+    async def replace_lost(self) -> None:
+        """Open what is wanted and not there; where NATS refuses that, the others go on, and it is tried again."""
+        try:
+            await self.open_wanted()
+        except AgentError as error:
+            log.warning("no bucket can be opened in place of one that was lost", extra={"error": str(error)})
 
     async def open_fallback(self, lane: str, serves: int, reason: str) -> str:
         """The name of the fallback bucket for this lane and priority; opened if it is not there.
@@ -143,15 +116,15 @@ class Buckets:
     async def _open(self, value: BucketRecord) -> OwnBucket:
         """Its stream first, its record last, so that a listed bucket can always be written to."""
         name = value.bucket
-        self._being_opened.add(name)
+        self.being_opened.add(name)
         try:
             return self._serve_it(value, await self._create(value))
         except BaseException:
             # Whether its record was stored nobody can tell: the answer may be what was lost.
-            self._tasks.start(self._undo_open(name), f"undoes {name}", ends=True)
+            self._tasks.start(self.check.undo_open(name), f"undoes {name}", ends=True)
             raise
         finally:
-            self._being_opened.discard(name)
+            self.being_opened.discard(name)
 
     async def _create(self, value: BucketRecord) -> Record:
         await ensure_bucket(self._link, self._names, value.bucket, replicas=self._replicas)
@@ -178,29 +151,6 @@ class Buckets:
         ]
         return bucket
 
-    async def _undo_open(self, name: str) -> None:
-        """Of a bucket that nobody serves: its stream goes; if it is listed, it is others' to drain."""
-        while True:
-            try:
-                entry = await self._kv.get(name)
-                if entry is None:
-                    await delete_bucket(self._link, self._names, name)
-                else:
-                    await self._disown(name, wire.decode_bucket(entry.value), entry.revision)
-            except AgentError as error:
-                log.debug("bucket cannot be undone yet", extra={"bucket": name, "error": str(error)})
-                await asyncio.sleep(RETRY_PAUSE_S)
-            else:
-                return
-
-    async def _disown(self, name: str, record: BucketRecord, revision: int) -> None:
-        """Listed as ours, and we know nothing of it."""
-        if name in self.own or record.status not in OWN_STATUS or record.incarnation != self._incarnation:
-            return
-        left = lost(record, reason="its worker does not know it", now_s=time.time())
-        log.warning("bucket is listed as ours and is not; left to others", extra={"bucket": name})
-        await self._kv.update(name, wire.encode(left), revision=revision)
-
     async def _serve(self, bucket: OwnBucket) -> None:
         """Read its runs; when its stream or consumer was deleted, find out why."""
         while True:
@@ -215,7 +165,7 @@ class Buckets:
         """
         while not bucket.over:
             try:
-                await self.verify_one(bucket)
+                await self.check.verify_one(bucket)
                 if not bucket.over:
                     outcomes = await ensure_bucket(self._link, self._names, bucket.name, replicas=self._replicas)
                     made = [what for what, outcome in outcomes.items() if isinstance(outcome, Created)]
@@ -249,7 +199,7 @@ class Buckets:
         while not bucket.over and bucket.value.status == status:
             if await bucket.record.move(event, reason=reason):
                 return
-            await self.verify_one(bucket)
+            await self.check.verify_one(bucket)
             await asyncio.sleep(POLL_S)
 
     async def close_all(self, *, reason: str) -> None:
@@ -303,114 +253,21 @@ class Buckets:
         self.own.pop(bucket.name, None)
         await cancelled(bucket.tasks)
 
+    def give_up(self, bucket: OwnBucket) -> int:
+        """It is somebody else's: its handlers are cancelled, nothing of it is reported. How many were."""
+        bucket.over = True
+        self.own.pop(bucket.name, None)
+        asked = self._engine.forget(bucket.port, Ask.OVERTAKEN)
+        # Not waited for: one of them may be who asks.
+        for task in bucket.tasks:
+            task.cancel()
+        return asked
+
     def halt(self) -> None:
         """Fail-stop: take nothing, cancel, report nothing."""
         self._closing = True
         for bucket in self.own.values():
             self._engine.forget(bucket.port, Ask.HALTED)
-
-    # Watching over them.
-
-    def changed(self, name: str, seen: BucketRecord | None) -> None:
-        """What the watch saw of one of them; a rumour that is looked into, because a watch may lag behind."""
-        bucket = self.own.get(name)
-        if bucket is None:
-            if seen is not None and seen.incarnation == self._incarnation and name not in self._being_opened:
-                self._tasks.start(self._undo_open(name), f"undoes {name}", ends=True)
-        elif standing(bucket.value, seen) is not Standing.OURS:
-            self._tasks.start(self._look_into(bucket), f"looks into {name}", ends=True)
-
-    def unreadable(self, name: str) -> None:
-        """Something is written there that is no record."""
-        bucket = self.own.get(name)
-        if bucket is not None:
-            self._tasks.start(self._look_into(bucket), f"looks into {name}", ends=True)
-
-    async def _look_into(self, bucket: OwnBucket) -> None:
-        try:
-            await self.verify_one(bucket)
-        except AgentError as error:
-            log.debug("the registry cannot be asked", extra={"bucket": bucket.name, "error": str(error)})
-        await self.replace_lost()
-
-    async def replace_lost(self) -> None:
-        """Open what is wanted and not there; where NATS refuses that, the others go on, and it is tried again."""
-        try:
-            await self.open_wanted()
-        except AgentError as error:
-            log.warning("no bucket can be opened in place of one that was lost", extra={"error": str(error)})
-
-    async def verify(self) -> None:
-        """Ask the registry for each; those that are not ours are given up.
-
-        Raises:
-            AgentError: it does not answer; nothing can be said of the rest.
-            InvariantViolatedError: see ``verify_one``.
-        """
-        for bucket in list(self.own.values()):
-            await self.verify_one(bucket)
-
-    async def verify_one(self, bucket: OwnBucket) -> None:
-        """Raises: AgentError, InvariantViolatedError."""
-        if bucket.over:
-            return
-        asked_s = time.monotonic()
-        entry = await self._kv.get(bucket.name)
-        try:
-            seen = wire.decode_bucket(entry.value) if entry is not None else None
-        except msgspec.DecodeError:
-            assert entry is not None
-            await self._write_again(bucket, entry.revision)
-            return
-        match standing(bucket.value, seen):
-            case Standing.OURS:
-                assert entry is not None
-                bucket.seen_s = asked_s
-                bucket.record.revision = entry.revision
-            case Standing.MISSING if self._could_not_be_lost(bucket):
-                await self._register_again(bucket)
-            case Standing.WENT_BACK:
-                assert seen is not None
-                detail = f"bucket {bucket.name}: the registry says epoch {seen.epoch}, ours is {bucket.value.epoch}"
-                raise InvariantViolatedError(Invariant.BUCKET_EPOCH_WENT_BACK, detail)
-            case _:
-                await self._give_up(bucket, seen)
-
-    def _could_not_be_lost(self, bucket: OwnBucket) -> bool:
-        """Nobody can have taken us for dead since it was last seen: the registry was emptied."""
-        return self.lease is not None and self.lease.holds() and self.lease.doubted_s < bucket.seen_s
-
-    async def _write_again(self, bucket: OwnBucket, revision: int) -> None:
-        """Somebody wrote something over its record that nobody can read: say again what it is."""
-        answer = await self._kv.update(bucket.name, wire.encode(bucket.value), revision=revision)
-        if isinstance(answer, Written):
-            log.warning("bucket's record could not be read; written again", extra={"bucket": bucket.name})
-            bucket.record.revision, bucket.seen_s = answer.revision, time.monotonic()
-
-    async def _register_again(self, bucket: OwnBucket) -> None:
-        await ensure_bucket(self._link, self._names, bucket.name, replicas=self._replicas)
-        record = await Record.create(self._kv, bucket.value)
-        if record is not None:
-            log.warning("the registry had lost our bucket; registered again", extra={"bucket": bucket.name})
-            bucket.record.revision = record.revision
-            bucket.seen_s = time.monotonic()
-
-    async def _give_up(self, bucket: OwnBucket, seen: BucketRecord | None) -> None:
-        if bucket.over:
-            return
-        asked = self._engine.forget(bucket.port, Ask.OVERTAKEN)
-        by = f"{seen.worker} (epoch {seen.epoch}, {seen.status})" if seen is not None else "nobody any more"
-        log.warning(
-            "bucket is not ours any more, we were taken for dead; what runs of it is cancelled, it cannot count",
-            extra={"bucket": bucket.name, "owner": by, "why": seen.reason if seen else "", "cancelled": asked},
-        )
-        bucket.over = True
-        self.own.pop(bucket.name, None)
-        if seen is not None and seen.incarnation == self._incarnation:
-            self._tasks.start(self._undo_open(bucket.name), f"disowns {bucket.name}", ends=True)
-        # Not waited for: one of them may be who asks.
-        for task in bucket.tasks:
-            task.cancel()
 
     # Questions.
 

@@ -77,8 +77,8 @@ def put_together(  # noqa: PLR0917 - that is what it is for
         engine.pump()
         tasks.start(buckets.replace_lost(), "replaces lost buckets", ends=True)
 
-    guard = Guard(heartbeat, lease_s=config.lease_s, verify=buckets.verify, on_trust=on_trust)
-    buckets.lease = guard
+    guard = Guard(heartbeat, lease_s=config.lease_s, verify=buckets.check.verify, on_trust=on_trust)
+    buckets.check.lease = guard
     adopter = Adopter(
         link,
         names,

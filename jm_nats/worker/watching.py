@@ -85,9 +85,9 @@ async def watch_registry(parts: Parts) -> None:
         try:
             record = wire.decode_bucket(value) if value is not None else None
         except msgspec.DecodeError:  # of another version, or garbage
-            parts.buckets.unreadable(key)
+            parts.buckets.check.unreadable(key)
         else:
-            parts.buckets.changed(key, record)
+            parts.buckets.check.changed(key, record)
             parts.adopter.seen(key, record)
 
     async with parts.kv.watch() as changes:
@@ -108,7 +108,7 @@ async def watch_own(parts: Parts, lease_s: float) -> None:
     while True:
         await asyncio.sleep(lease_s)
         try:
-            await parts.buckets.verify()
+            await parts.buckets.check.verify()
         except AgentError as error:
             log.debug("the registry cannot be asked", extra={"error": str(error)})
         else:

@@ -68,7 +68,7 @@ async def test_of_several_adopters_one_wins_each_bucket(nats_server, database, c
 
 async def one_bucket(scene: Scene) -> str:
     """The one that medium jobs of the default lane go to."""
-    async with linked(scene.nats_url, scene.name) as bench:
+    async with linked(scene.nats_url, scene.name, lease_s=scene.timing.lease_s) as bench:
         names = await CasKv(bench.link, bench.names.buckets_kv).keys()
     (bucket,) = [name for name in names if name.startswith("default-medium-")]
     return bucket
@@ -167,7 +167,7 @@ async def take(scene: Scene, bucket: str) -> None:
 
     from jm_core import wire  # noqa: PLC0415
 
-    async with linked(scene.nats_url, scene.name) as bench:
+    async with linked(scene.nats_url, scene.name, lease_s=scene.timing.lease_s) as bench:
         kv = CasKv(bench.link, bench.names.buckets_kv)
         entry = await kv.get(bucket)
         assert entry is not None

@@ -58,10 +58,10 @@ async def coordinating(
 
 
 @asynccontextmanager
-async def linked(nats_url: str, cluster: str) -> AsyncIterator[Bench]:
+async def linked(nats_url: str, cluster: str, *, lease_s: float = LEASE_S) -> AsyncIterator[Bench]:
     async with await connect(NatsConfig(servers=(nats_url,)), client_name="test") as link:
         names = Names(cluster)
-        await ensure_cluster(link, names, lease_s=LEASE_S)
+        await ensure_cluster(link, names, lease_s=lease_s)
         async with JetPublisher(link) as publisher:
             yield Bench(link, names, publisher)
 
