@@ -34,6 +34,7 @@ IN_FLIGHT_MAX: Final = 4096
 IN_FLIGHT_BYTES_MAX: Final = 32 * 1024 * 1024
 DEADLINE_S: Final = 30.0
 ATTEMPT_S: Final = 5.0
+ERR_IN_PROCESS: Final = 10158
 REFUSED_S: Final = 3.0  # how long "no" for the server's own reasons is asked again: an election ends, a full disk stays
 WAIT_FIRST_S: Final = 0.02
 WAIT_MAX_S: Final = 1.0
@@ -301,6 +302,8 @@ class JetPublisher:
             flight.settle(self._refusal(flight.subject, answer.error))
 
     def _refusal(self, subject: str, error: _Error) -> _Again | Exception:
+        if error.err_code == ERR_IN_PROCESS:
+            return _Again("an earlier copy of it is still being stored")  # and will be there, or not, in a moment
         if error.code >= 500:
             return _Again(f"{error.description} (err_code {error.err_code})", refused=True)
         return js_api.translate(self.link.server, f"publish to '{subject}'", msgspec.structs.asdict(error))

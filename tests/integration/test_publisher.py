@@ -269,3 +269,17 @@ async def until(condition):
     async with asyncio.timeout(SOON_S):
         while not condition():
             await asyncio.sleep(0.002)
+
+
+async def test_a_copy_whose_first_is_still_being_stored_is_asked_for_again(link, cluster_name):
+    """As a replicated stream says after its leader has changed: neither done nor refused."""
+    answers = [b'{"error":{"code":409,"err_code":10158,"description":"duplicate message id is in process"}}'] * 2
+    answers.append(b'{"stream":"S","seq":7,"duplicate":true}')
+
+    async def answer(message):
+        await message.respond(answers.pop(0))
+
+    await link.nc.subscribe(f"{cluster_name}.x", cb=answer)
+    async with JetPublisher(link) as publisher:
+        assert (await publisher.publish(f"{cluster_name}.x", b"")).seq == 7
+    assert not answers
