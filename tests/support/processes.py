@@ -227,8 +227,19 @@ class Cluster:
         async def all_ended() -> bool:
             return bool(await self.sql.value(query, ids, int(JobStatus.SUCCEEDED)) == len(set(ids)))
 
-        await wait_until(all_ended, timeout_s, what=f"the end of {len(ids)} jobs")
+        try:
+            await wait_until(all_ended, timeout_s, what=f"the end of {len(ids)} jobs")
+        except AssertionError as late:
+            raise AssertionError(f"{late}\nunfinished: {await self.unfinished(ids)}") from None
         return await self.sql.counts(ids)
+
+    async def unfinished(self, ids: list[str]) -> list[dict[str, Any]]:
+        """Which of them have not ended, by where they are; the first of each kind."""
+        query = """SELECT status, lane, priority, bucket_id, worker_id, dispatch, attempt, losses, count(*) AS jobs,
+                          min(id::text) AS first, min(run_at)::text AS due, now()::text AS now
+                     FROM job WHERE id = ANY($1::uuid[]) AND status < $2
+                    GROUP BY 1, 2, 3, 4, 5, 6, 7, 8 ORDER BY jobs DESC LIMIT 10"""
+        return [dict(row) for row in await self.sql.rows(query, ids, int(JobStatus.SUCCEEDED))]
 
     async def wait_for_counts(self, timeout_s: float = TIMEOUT_S, **expected: int) -> None:
         """Return when there are at least so many jobs in each named state: ``succeeded=100``."""
