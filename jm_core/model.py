@@ -46,6 +46,11 @@ class JobStatus(IntEnum):
         return self.name.lower()
 
     @property
+    def has_worker(self) -> bool:
+        """Whether what the row says of a worker and a start is of now: while a job waits, it is of an earlier run."""
+        return self >= JobStatus.PROCESSING
+
+    @property
     def is_terminal(self) -> bool:
         return self >= JobStatus.SUCCEEDED
 

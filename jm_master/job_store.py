@@ -102,10 +102,11 @@ def _raw(text: str | None) -> Raw | None:
 
 def _job(row: asyncpg.Record) -> JobView:
     args = row["args"]
+    status = JobStatus(row["status"])
     return JobView(
         id=row["id"],
         handler=row["handler"],
-        status=JobStatus(row["status"]).label,
+        status=status.label,
         lane=row["lane"],
         priority=Priority(row["priority"]).label,
         attempt=row["attempt"],
@@ -113,11 +114,11 @@ def _job(row: asyncpg.Record) -> JobView:
         run_at=row["run_at"],
         queued_at=row["queued_at"],
         recorded_at=row["recorded_at"],
-        started_at=row["started_at"],
+        started_at=row["started_at"] if status.has_worker else None,
         finished_at=row["finished_at"],
         timeout_s=row["timeout_s"],
         bucket=row["bucket_id"],
-        worker=row["worker_id"],
+        worker=row["worker_id"] if status.has_worker else None,
         dispatch=row["dispatch"],
         losses=row["losses"],
         unique_key=row["unique_key"],

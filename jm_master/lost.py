@@ -185,7 +185,7 @@ class Undertaker:
             care = care_for(record, silence, waited_s=0.0, adopters=True, may_judge=True, lease_s=self._watch.lease_s)
             if not isinstance(care, MarkLost):
                 return None
-            how = "took its key away" if silence.resigned else f"was silent for {silence.silent_s:.1f} s"
+            how = "has gone: its key was taken away" if silence.resigned else f"was silent for {silence.silent_s:.1f} s"
             if silence.present is not None:
                 how = "was started anew"
             return lost(record, reason=f"worker {record.worker} {how}", now_s=time.time())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from jm_core.ids import Term
     from jm_master.database import Database
     from jm_master.save_store import Refusal
+
+log = logging.getLogger(__name__)
 
 _NULL = b"null"
 # Set by tests only: without the fence, what a worker reports counts that was taken for dead long ago. It shows that the
@@ -48,6 +51,7 @@ class RecordStore:
         self._term = term
         self._sql = named("record", database.schema)
         if os.environ.get(WITHOUT_FENCE):
+            log.critical("the dispatch fence is off (%s): stale outcomes count; for tests only", WITHOUT_FENCE)
             self._sql = {name: text.replace(_FENCE, "true") for name, text in self._sql.items()}
 
     async def record_successes(

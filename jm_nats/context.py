@@ -40,7 +40,7 @@ class JobContext:
 
     Attributes:
         job_id, handler, lane, attempt (1-based), max_attempts, dispatch (the fence token: it grows every time the job
-        is put into a bucket, so it is the idempotency key to hand to the outside world), metadata, deadline (UTC
+        is put into a bucket), metadata, deadline (UTC
         instant after which the attempt is ended as timed out), queued args are the handler's own parameters.
     """
 
@@ -74,8 +74,10 @@ class JobContext:
 
     @property
     def idempotency_key(self) -> str:
-        """Stable for this dispatch, also when its message is delivered twice; new for every retry."""
-        return f"{self.job_id}/{self.dispatch}"
+        """To hand to the outside world: the same for every run of this job, also when its worker died after it had paid.
+        Where each retry is to count anew, add ``attempt``; ``dispatch`` grows with every run.
+        """
+        return self.job_id
 
     @property
     def cancelled(self) -> bool:

@@ -67,6 +67,7 @@ class Child:
         self._backoff_first_s = backoff_first_s
         self._may_end = may_end
         self._failures = 0
+        self._end_is_said = False
         self._has_lived = False  # then its settings can be used, whatever it says at another start
 
     @property
@@ -132,7 +133,12 @@ class Child:
                 self.start()
             return None
         code = self.exit_code
-        if code is None or self.has_ended:
+        if code is None:
+            return None
+        if self.has_ended:
+            if not self._end_is_said:
+                self._end_is_said = True
+                log.warning("%s has ended as it was told to; it is not started again", self.name)
             return None
         self._has_lived = self._has_lived or self.lived_s > LIVED_S
         if code == ExitCode.USAGE and not self._has_lived:

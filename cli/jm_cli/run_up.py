@@ -46,6 +46,7 @@ class UpPlan:
     workers: int
     nats_port: int
     pg_port: int
+    accept_agent_loss: bool
     logs: LogOptions
 
 
@@ -118,9 +119,11 @@ def _children(plan: UpPlan, local: LocalEnv, lock_fd: int) -> tuple[Child, list[
     drain_s = float(os.environ.get(DRAIN_VARIABLE) or limits.DRAIN_TIMEOUT_S)
 
     def child(name: str, *arguments: str, stop_s: float) -> Child:
-        return Child(name, arguments, env=env, folder=folder, lock_fd=lock_fd, stop_s=stop_s + STOP_MARGIN_S)
+        stop_s += STOP_MARGIN_S
+        return Child(name, arguments, env=env, folder=folder, lock_fd=lock_fd, stop_s=stop_s, may_end=True)
 
-    coordinator = child("coordinator", "coordinator", stop_s=0)
+    accepting = ["--accept-agent-loss"] if plan.accept_agent_loss else []
+    coordinator = child("coordinator", "coordinator", *accepting, stop_s=0)
     workers = [child(f"worker-{n}", "worker", plan.target, stop_s=drain_s) for n in range(1, plan.workers + 1)]
     return coordinator, workers
 
@@ -177,11 +180,23 @@ async def _is_ready(link: "NatsLink", app: "JobMaster", pids: Sequence[int | Non
     return all(pid is not None and by_pid.get(pid) in serving for pid in pids)
 
 
+def _something_to_submit(app: "JobMaster") -> tuple[str, str]:
+    """A handler that needs no arguments; else one to be completed."""
+    from jm_nats.handlers import ArgumentsError  # noqa: PLC0415
+
+    for name in sorted(app.handlers):
+        try:
+            app.handlers[name].decode_args(b"{}")
+        except ArgumentsError:
+            continue
+        return name, "{}"
+    return next(iter(sorted(app.handlers)), "HANDLER"), "{…}"
+
+
 def _announce(plan: UpPlan, app: "JobMaster", local: LocalEnv) -> None:
     """What a person wants to know now; on stdout, between the logs."""
     where = "" if plan.data == DEFAULT_DATA else f"JM_DATA={plan.data} "
-    handler = "hello" if plan.target == EXAMPLE_APP else next(iter(sorted(app.handlers)), "HANDLER")
-    args = '{"name": "you"}' if plan.target == EXAMPLE_APP else "{}"
+    handler, args = ("hello", '{"name": "you"}') if plan.target == EXAMPLE_APP else _something_to_submit(app)
     other_program = f"  JM_NATS_URL={local.nats_url} python …       # a program of yours, or another client"
     for line in (
         "",

@@ -45,6 +45,14 @@ def up(
             show_default="the last run's, or a free one",
         ),
     ] = 0,
+    accept_agent_loss: Annotated[
+        bool,
+        setting(
+            "--accept-agent-loss",
+            "JM_ACCEPT_AGENT_LOSS",
+            "For one start: the NATS store in --data was lost; dispatch again all that Postgres has recorded.",
+        ),
+    ] = False,
     logs: LogOptions,
 ) -> None:
     """Run everything here: NATS, Postgres, a coordinator and workers, until Ctrl-C.
@@ -62,4 +70,14 @@ def up(
     from jm_cli.run_up import UpPlan, run_up  # noqa: PLC0415
 
     logs.start()
-    run_up(UpPlan(target=target, data=Path(data), workers=workers, nats_port=nats_port, pg_port=pg_port, logs=logs))
+    run_up(
+        UpPlan(
+            target=target,
+            data=Path(data),
+            workers=workers,
+            nats_port=nats_port,
+            pg_port=pg_port,
+            accept_agent_loss=accept_agent_loss,
+            logs=logs,
+        )
+    )

@@ -73,6 +73,7 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._main, name="jm-heartbeat", daemon=True)
         self._revision = 0
         self._resigns = True
+        self._began = False
         self.acknowledged_s = float("-inf")  # monotonic time at which the last beat left that NATS confirmed
         self.unbroken_since_s = float("inf")  # since then each was confirmed before the one before it had run out
         self.failing = 0  # beats in a row that were not confirmed
@@ -115,10 +116,11 @@ class Heartbeat:
         try:
             asyncio.run(self._beat_for_ever())
         except BaseException as error:
+            began = self._began  # else it is ``start`` that raises it
             self._tell(error)
             if not isinstance(error, Exception):
                 raise
-            if not self._stop.is_set():
+            if began and not self._stop.is_set():
                 self._call(functools.partial(self._on_end, error))
 
     def _tell(self, error: BaseException | None) -> None:
@@ -143,6 +145,7 @@ class Heartbeat:
             kv = await CasKv.open(link, self._names.workers_kv)
             if not await self._claim(kv):
                 return
+            self._began = True
             self._tell(None)
             while not self._stopping.is_set():
                 await self._pause()

@@ -17,7 +17,7 @@ from jm_master.pg_errors import RowRefusedError, StoreContentionError, StoreUnav
 from jm_master.record_store import RecordStore
 from jm_master.save_store import SaveStore
 from jm_nats.config import NatsConfig
-from tests.support.master import coordinating, job, linked
+from tests.support.master import FAST, coordinating, job, linked
 from tests.support.waiting import wait_until
 
 
@@ -184,7 +184,7 @@ async def test_no_more_connections_are_opened_than_allowed(database):
 
 async def test_everything_works_without_session_state_as_behind_a_bouncer(bench, nats_server, database, cluster_name):
     coordinator = Coordinator(
-        NatsConfig(servers=(nats_server.url,)), PostgresConfig(dsn=database, bouncer=True), cluster_name
+        NatsConfig(servers=(nats_server.url,)), PostgresConfig(dsn=database, bouncer=True), cluster_name, FAST
     )
     stop = asyncio.Event()
     running = asyncio.create_task(coordinator.run(stop))

@@ -104,7 +104,7 @@ async def test_a_bucket_has_its_stream_two_consumers_and_an_end(link, names):
     assert live["duplicate_window"] == 300 * 10**9
     assert (await consumer(link, stream, "run"))["filter_subject"] == names.run("b1")
     assert (await consumer(link, stream, "ctl"))["filter_subject"] == names.ctl("b1")
-    assert (await consumer(link, stream, "run"))["ack_wait"] == 30 * 10**9
+    assert (await consumer(link, stream, "run"))["ack_wait"] == 10 * 10**9
     assert await delete_consumer(link, stream, "run")
     assert not await delete_consumer(link, stream, "run")
     assert await delete_bucket(link, names, "b1")
