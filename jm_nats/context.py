@@ -74,7 +74,8 @@ class JobContext:
 
     @property
     def idempotency_key(self) -> str:
-        """To hand to the outside world: the same for every run of this job, also when its worker died after it had paid.
+        """To hand to the outside world: the same for every run of this job, also after its worker died.
+
         Where each retry is to count anew, add ``attempt``; ``dispatch`` grows with every run.
         """
         return self.job_id
