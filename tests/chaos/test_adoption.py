@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tests.support.processes import JmProcess
 
 KILLED: Final = -9
+BUCKETS: Final = 10  # of a worker: two lanes, five priorities
 ADOPTED: Final = re.compile(r"bucket adopted +bucket=(\S+)")
 
 
@@ -57,6 +58,8 @@ async def test_of_several_adopters_one_wins_each_bucket(nats_server, database, c
             victim.kill()
             assert await scene.ended(fill.ids) == {"succeeded": len(fill.ids)}
             await scene.settled(repeats=True, lost=True)
+            # The jobs end sooner than the empty buckets.
+            await wait_until(lambda: all_buried(scene, BUCKETS), what="every bucket of the dead worker is gone")
             adopted = [bucket for rival in rivals for bucket in ADOPTED.findall(rival.log())]
             assert len(adopted) == len(set(adopted)), "a bucket was adopted twice"
             buried = {row["bucket_id"] for row in await scene.sql.rows("SELECT bucket_id FROM bucket")}
@@ -64,6 +67,10 @@ async def test_of_several_adopters_one_wins_each_bucket(nats_server, database, c
             only_drained = [rival.pid for rival in rivals[:2]]
             assert all(run.pid not in only_drained for run in scene.effects().runs), "a drain worker ran something"
             await all_stopped(rivals)
+
+
+async def all_buried(scene: Scene, count: int) -> bool:
+    return bool(await scene.sql.value("SELECT count(*) = $1 FROM bucket", count))
 
 
 async def one_bucket(scene: Scene) -> str:
