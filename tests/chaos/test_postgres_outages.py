@@ -74,7 +74,8 @@ async def test_jobs_already_in_buckets_start_on_time_while_postgres_is_away(  # 
     ):
         await scene.start(workers=2)
         async with scene.client() as client:
-            longer = await scene.start_long(client, 20, seconds=away_s / 2 + 1)
+            # Well within a job's timeout of 300 s.
+            longer = await scene.start_long(client, 20, seconds=min(away_s / 2 + 1, 120))
             due = await into_buckets(scene, client, first_s=2.5, spread_s=away_s + 1)
             async with scene.under_load(client):
                 await asyncio.to_thread(getattr(postgres, how))
