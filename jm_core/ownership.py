@@ -99,7 +99,10 @@ def care_for(
         return CarryOut(bucket.bucket)
     if status in ADOPTABLE:
         return DrainBySelf(bucket.bucket) if waited_s >= lease_s or not adopters else None
-    if status in OWNED and may_judge and is_gone(bucket, owner, lease_s=lease_s):
+    # Silence says nothing before we have listened for a lease; that another process has the name, or that the key was
+    # taken away on purpose, is no silence.
+    is_told = owner.present is not None or owner.resigned
+    if status in OWNED and (may_judge or is_told) and is_gone(bucket, owner, lease_s=lease_s):
         return MarkLost(bucket.bucket)
     return None
 

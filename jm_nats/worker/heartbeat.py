@@ -3,6 +3,7 @@ does not kill its worker (DESIGN 7).
 """
 
 import asyncio
+import dataclasses
 import functools
 import logging
 import os
@@ -57,7 +58,9 @@ class Heartbeat:
         last_tick_s: Callable[[], float],
         on_end: Callable[[Exception], None] = lambda _: None,
     ) -> None:
-        self._config = config
+        # Whoever comes back later than a lease after NATS did is taken for dead.
+        wait_max_s = min(config.reconnect_wait_max_s, lease_s / 4)
+        self._config = dataclasses.replace(config, reconnect_wait_max_s=wait_max_s)
         self._names = names
         self._period_s = period_s
         self._lease_s = lease_s

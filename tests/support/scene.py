@@ -80,6 +80,13 @@ class Scene(Cluster):
 
         await wait_until(running, timeout_s, what=f"{len(ids)} jobs run")
 
+        async def recorded() -> bool:
+            query = "SELECT count(*) FROM job WHERE id = ANY($1::uuid[]) AND status >= 3"
+            return bool(await self.sql.value(query, ids) == len(set(ids)))
+
+        # What is killed before its start is recorded was never seen to start.
+        await wait_until(recorded, timeout_s, what=f"{len(ids)} starts are recorded")
+
     async def wait_rerun(self, timeout_s: float = 30) -> None:
         """Return when every job that was accepted has either ended or been started by another process."""
 
