@@ -210,3 +210,12 @@ def test_every_move_is_that_of_the_table_and_every_other_pair_is_refused(status,
     else:
         with pytest.raises(IllegalMoveError):
             moved(bucket(status), event, now_s=T0_S)
+
+
+@pytest.mark.parametrize("status", sorted(OWNED))
+def test_what_is_no_silence_needs_no_lease_of_listening(status):
+    """A coordinator that has only just come knows that a key was taken away, or that another process has the name."""
+    anew = Silence(beat("another process"), 0.0)
+    for owner in (anew, Silence(None, 0.0, resigned=True)):
+        assert care(bucket(status), owner, may_judge=False) == MarkLost("b")
+    assert care(bucket(status), Silence(None, 1e6), may_judge=False) is None
