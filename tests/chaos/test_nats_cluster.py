@@ -120,8 +120,8 @@ async def test_messages_scheduled_in_a_cluster_that_loses_a_node_all_come_on_tim
         assert len(late_s) == len(due_s)
         assert min(late_s) >= 0
         print(f"late by {max(late_s):.2f} s at most")  # noqa: T201
-        # BR-009 allows a second. That is what a whole cluster keeps; one that elects new leaders meanwhile hands what it
-        # had scheduled over up to three seconds late (seen: 1.5 s beyond the lead that we give it).
+        # BR-009 allows a second. That is what a whole cluster keeps; one that elects new leaders meanwhile hands what
+        # it had scheduled over up to three seconds late (seen: 1.5 s beyond the lead that we give it).
         assert max(late_s) <= ELECTION_LATE_MAX_S
 
 
