@@ -145,6 +145,7 @@ def _is_usage(error: BaseException) -> bool:
 def _message(error: BaseException, code: ExitCode) -> str:
     if _is_usage(error):
         text = str(error.format_message()).rstrip(".")  # type: ignore[attr-defined]
+        text = text.replace(": Value error, ", ": ")  # typer 0.29 and later put the name of the class into the sentence
         context = getattr(error, "ctx", None)
         return f"{text}; see '{context.command_path} --help'" if context else text
     if isinstance(error, KeyboardInterrupt):

@@ -128,6 +128,7 @@ BAD_INPUT = [
     (["worker", "jm_cli.example:jm", "--lane", "a.b"], "lane"),
     (["worker", "jm_cli.example:jm", "--priority", "urgent"], "'urgent'"),
     (["worker", "jm_cli.example:jm", "--name", "web:1"], "worker"),
+    (["worker", "jm_cli.example:jm", "--mode", "drian"], "'drian' is not one of 'execution', 'drain', 'full'"),
     (["up", "--app", "no_such_module"], "no_such_module"),
 ]
 
@@ -142,6 +143,7 @@ def test_bad_input_ends_with_code_2_and_one_line_that_names_it(tmp_path):
         assert done.stderr.count("\n") == 1
         assert len(done.stderr) < 1000
         assert part in done.stderr
+        assert "Value error" not in done.stderr, "how the parser was built is no word for a user"
         assert "\x1b" not in done.stderr
 
 
