@@ -34,7 +34,7 @@ from jm_nats.errors import AgentUnavailableError, NoSuchStreamError
 from jm_nats.health import HealthBoard, describe
 from jm_nats.kv import CasKv
 from jm_nats.link_health import watch_link
-from jm_nats.provision import ensure_cluster
+from jm_nats.provision import ensure_cluster, ensure_cluster_at_start
 from jm_nats.subjects import Names
 
 if TYPE_CHECKING:
@@ -102,7 +102,8 @@ class Coordinator:
         async with AsyncExitStack() as stack:
             link = await connect(self._nats, client_name=f"jobmaster coordinator {self.holder}")
             stack.push_async_callback(link.close)
-            await self._ensure_cluster(link)  # refused settings end us here
+            # Refused settings end us here.
+            await ensure_cluster_at_start(link, self.names, lease_s=self.config.lease_s, replicas=self.config.replicas)
             database = await stack.enter_async_context(Database(self._postgres))
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._cancel_when, stop, link, tasks.cancel_scope)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import time
 from typing import TYPE_CHECKING, Final
 
 from nats.js.api import (
@@ -14,12 +17,14 @@ from nats.js.api import (
 )
 
 from jm_nats.ensure import LAYOUT_KEY, Outcome, ensure_consumer, ensure_stream
-from jm_nats.errors import LeaseConflictError, NoSuchConsumerError, NoSuchStreamError
+from jm_nats.errors import AgentUnavailableError, LeaseConflictError, NoSuchConsumerError, NoSuchStreamError
 from jm_nats.subjects import CTL_CONSUMER, PENDING_CONSUMER, RECORDER_CONSUMER, RUN_CONSUMER
 
 if TYPE_CHECKING:
     from jm_nats.connection import NatsLink
     from jm_nats.subjects import Names
+
+log = logging.getLogger(__name__)
 
 # Grows with every change of a configuration in this file.
 LAYOUT: Final = 3
@@ -33,6 +38,25 @@ BUCKET_ACK_WAIT_S: Final = 10.0  # a message that broke with its connection come
 KV_DUPLICATES_S: Final = 120.0
 MARKER_TTL_MIN_S: Final = 1.0  # the server's own bound
 UNLIMITED: Final = -1
+START_PATIENCE_S: Final = 30.0  # an election takes 4 to 9 s after a hard death, and a few may follow each other
+START_PAUSE_S: Final = 0.5
+
+
+async def ensure_cluster_at_start(
+    link: NatsLink, names: Names, *, lease_s: float, replicas: int = 1
+) -> dict[str, Outcome]:
+    """As ``ensure_cluster``, with patience for servers that we are connected to, and that are electing their leaders:
+    a cluster of NATS servers that has just started, or lost one, leaves requests to JetStream unanswered for seconds.
+    """
+    deadline_s = time.monotonic() + START_PATIENCE_S
+    while True:
+        try:
+            return await ensure_cluster(link, names, lease_s=lease_s, replicas=replicas)
+        except AgentUnavailableError as error:
+            if not link.connected or time.monotonic() > deadline_s:
+                raise
+            log.warning("waiting for JetStream", extra={"nats": link.server, "problem": str(error)})
+            await asyncio.sleep(START_PAUSE_S)
 
 
 async def ensure_cluster(link: NatsLink, names: Names, *, lease_s: float, replicas: int = 1) -> dict[str, Outcome]:
@@ -43,6 +67,7 @@ async def ensure_cluster(link: NatsLink, names: Names, *, lease_s: float, replic
         replicas: at least so many; more that an operator asked for stay.
 
     Raises:
+        AgentUnavailableError: no answer in time, or no leader at the moment.
         ConfigConflictError: see ``ensure_stream``.
         LeaseConflictError: workers live here by another lease.
     """

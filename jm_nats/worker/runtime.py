@@ -24,7 +24,7 @@ from jm_nats.errors import AgentError, AgentUnavailableError, WorkerNameTakenErr
 from jm_nats.health import HealthBoard
 from jm_nats.kv import CasKv
 from jm_nats.link_health import watch_link
-from jm_nats.provision import ensure_cluster
+from jm_nats.provision import ensure_cluster_at_start
 from jm_nats.publisher import JetPublisher
 from jm_nats.worker.blocking import Culprit
 from jm_nats.worker.config import WorkerConfig
@@ -95,7 +95,9 @@ class Worker:
         async with AsyncExitStack() as stack:
             link = await connect(self.app.nats_config(), client_name=f"jobmaster worker {self.config.worker_id}")
             stack.push_async_callback(link.close)
-            await ensure_cluster(link, self.app.names, replicas=self.config.replicas, lease_s=self.config.lease_s)
+            await ensure_cluster_at_start(
+                link, self.app.names, replicas=self.config.replicas, lease_s=self.config.lease_s
+            )
             await measure_clock(link, self.clock)
             telemetry.refresh()
             await self._serve(link, stop, hurry or asyncio.Event())

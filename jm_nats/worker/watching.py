@@ -164,6 +164,6 @@ async def watch_clock(link: NatsLink, clock: CorrectedClock) -> None:
 async def measure_clock(link: NatsLink, clock: CorrectedClock) -> None:
     """Raises: AgentUnavailableError."""
     measured = await server_clock_offset(link)
-    clock.offset_s = measured.offset_s
+    clock.offset_s = measured.correction_s
     if abs(measured.offset_s) > CLOCK_SKEW_WARN_S:
         log.warning("clock differs from NATS'; corrected for due times", extra={"offset_s": measured.offset_s})

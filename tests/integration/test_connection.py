@@ -21,7 +21,7 @@ from nats.aio.client import Server
 
 from jm_core.errors import InvalidSettingError
 from jm_nats.config import NatsConfig
-from jm_nats.connection import connect, server_clock_offset
+from jm_nats.connection import ClockOffset, connect, server_clock_offset
 from jm_nats.driver import ReconnectPlan, SteadyClient
 from jm_nats.embedded import NatsServer
 from jm_nats.errors import (
@@ -100,6 +100,15 @@ async def test_the_clock_of_the_same_machine_is_our_clock(nats_server):
         offset = await server_clock_offset(link)
         assert abs(offset.offset_s) <= offset.error_s + 0.001
         assert offset.error_s < 1
+
+
+@pytest.mark.parametrize(
+    ("offset_s", "error_s", "correction_s"),
+    [(-11e-6, 80e-6, 0.0), (80e-6, 80e-6, 0.0), (3.0, 0.001, 3.0), (-0.5, 0.001, -0.5)],
+)
+def test_clocks_that_agree_but_for_the_error_of_measuring_are_not_corrected(offset_s, error_s, correction_s):
+    """Corrected by the error alone, jobs would start microseconds before their time."""
+    assert ClockOffset(offset_s, error_s).correction_s == correction_s
 
 
 @pytest.mark.parametrize(

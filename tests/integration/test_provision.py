@@ -10,7 +10,14 @@ from jm_nats.config import NatsConfig
 from jm_nats.connection import connect
 from jm_nats.ensure import Created, KeptNewer, Unchanged, Updated, differences, ensure_consumer, ensure_stream
 from jm_nats.errors import AgentUnavailableError, ConfigConflictError, JetStreamError, NoSuchStreamError
-from jm_nats.provision import delete_bucket, delete_consumer, ensure_bucket, ensure_cluster
+from jm_nats.js_api import ask
+from jm_nats.provision import (
+    delete_bucket,
+    delete_consumer,
+    ensure_bucket,
+    ensure_cluster,
+    ensure_cluster_at_start,
+)
 from jm_nats.subjects import Names
 
 
@@ -192,6 +199,25 @@ async def test_a_newer_layout_is_left_alone(link, names, monkeypatch):
     monkeypatch.undo()
     assert set((await ensure_bucket(link, names, "b1")).values()) == {KeptNewer(provision.LAYOUT + 1)}
     assert (await consumer(link, names.bucket_stream("b1"), "run"))["ack_wait"] == 45 * 10**9
+
+
+async def test_a_start_waits_for_an_election_and_not_for_ever(link, names, monkeypatch):
+    """BR-140's kind: connected, and nobody who leads yet."""
+    silent = AgentUnavailableError(link.server, "no answer to STREAM.INFO in 5 s", remedy="look")
+    answers = [silent, silent]
+
+    async def api(path, body=None, *, timeout_s=5.0):
+        if answers:
+            raise answers.pop()
+        return await ask(link.nc, link.server, path, body, timeout_s=timeout_s)
+
+    monkeypatch.setattr(provision, "START_PAUSE_S", 0.01)
+    monkeypatch.setattr(link, "api", api)
+    assert Created() in (await ensure_cluster_at_start(link, names, lease_s=10)).values()
+    answers += [silent] * 1000
+    monkeypatch.setattr(provision, "START_PATIENCE_S", 0.05)
+    with pytest.raises(AgentUnavailableError, match="no answer"):
+        await ensure_cluster_at_start(link, names, lease_s=10)
 
 
 async def test_what_cannot_be_made_says_why(link, names):
