@@ -1,0 +1,2 @@
+-- Filled by the work on it.
+DO $$ BEGIN END $$;
