@@ -7,21 +7,14 @@ import pytest
 from jm_core.errors import ClusterUnknownError
 from jm_core.model import BucketKind, WorkerState
 from jm_nats.census import OwnerState, read_census, read_stream_facts
-from jm_nats.config import NatsConfig
-from jm_nats.connection import connect
 from jm_nats.provision import delete_consumer, ensure_bucket, ensure_cluster
 from jm_nats.subjects import RUN_CONSUMER, Names
 from tests.support.fake_worker import bucket_record, put_records, worker_record
 
 
 @pytest.fixture
-async def link(nats_server):
-    async with await connect(NatsConfig(servers=(nats_server.url,)), client_name="test") as made:
-        yield made
-
-
-@pytest.fixture
 async def names(link, cluster_name):
+    """Of a cluster that is there."""
     made = Names(cluster_name)
     await ensure_cluster(link, made, lease_s=60)
     return made

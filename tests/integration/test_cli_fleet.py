@@ -137,13 +137,8 @@ async def test_a_killed_worker_is_gone_and_its_buckets_say_so(nats_server, clust
 
 
 @pytest.fixture
-async def link(nats_server):
-    async with await connect(NatsConfig(servers=(nats_server.url,)), client_name="test") as made:
-        yield made
-
-
-@pytest.fixture
 async def names(link, cluster_name):
+    """Of a cluster that is there."""
     made = Names(cluster_name)
     await ensure_cluster(link, made, lease_s=60)
     return made

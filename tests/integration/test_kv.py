@@ -15,21 +15,9 @@ from jm_nats.errors import AgentUnavailableError, NoSuchStreamError
 from jm_nats.kv import CasKv, Changed, Entry, Removed, Snapshot, Stale, Written, parse_key
 from jm_nats.provision import ensure_cluster
 from jm_nats.publisher import JetPublisher
-from jm_nats.subjects import Names
 
 SOON_S = 10
 LEASE_S = 1.0
-
-
-@pytest.fixture
-async def link(nats_server):
-    async with await connect(NatsConfig(servers=(nats_server.url,)), client_name="kv") as link:
-        yield link
-
-
-@pytest.fixture
-def names(cluster_name):
-    return Names(cluster_name)
 
 
 @pytest.fixture

@@ -6,8 +6,6 @@ import pytest
 from nats.js.api import ConsumerConfig, RetentionPolicy, StreamConfig
 
 from jm_nats import provision
-from jm_nats.config import NatsConfig
-from jm_nats.connection import connect
 from jm_nats.ensure import Created, KeptNewer, Unchanged, Updated, differences, ensure_consumer, ensure_stream
 from jm_nats.errors import AgentUnavailableError, ConfigConflictError, JetStreamError, NoSuchStreamError
 from jm_nats.js_api import ask
@@ -18,18 +16,6 @@ from jm_nats.provision import (
     ensure_cluster,
     ensure_cluster_at_start,
 )
-from jm_nats.subjects import Names
-
-
-@pytest.fixture
-async def link(nats_server):
-    async with await connect(NatsConfig(servers=(nats_server.url,)), client_name="provision") as link:
-        yield link
-
-
-@pytest.fixture
-def names(cluster_name):
-    return Names(cluster_name)
 
 
 async def config(link, stream):

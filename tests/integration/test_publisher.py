@@ -17,12 +17,6 @@ SOON_S = 10
 
 
 @pytest.fixture
-async def link(nats_server):
-    async with await connect(NatsConfig(servers=(nats_server.url,)), client_name="publisher") as link:
-        yield link
-
-
-@pytest.fixture
 async def stream(link, cluster_name):
     """A stream of one subject; both of the same name."""
     return await make_stream(link, f"S_{cluster_name}_x")

@@ -16,7 +16,6 @@ from jm_nats.errors import AgentUnavailableError, ConsumerGoneError
 from jm_nats.provision import delete_bucket, delete_consumer, ensure_bucket
 from jm_nats.pull import PullReader, ReaderClosedError, ack, ack_sync, keep_alive, meta, nak, term
 from jm_nats.pull_status import Verdict, judge
-from jm_nats.subjects import Names
 
 SOON_S = 10
 
@@ -26,11 +25,6 @@ async def link(nats_server):
     async with await connect(NatsConfig(servers=(nats_server.url,)), client_name="pull") as link:
         yield link
     assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("pull ")]
-
-
-@pytest.fixture
-def names(cluster_name):
-    return Names(cluster_name)
 
 
 @asynccontextmanager

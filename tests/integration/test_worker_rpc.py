@@ -20,17 +20,6 @@ from tests.support.waiting import wait_until
 
 
 @pytest.fixture
-async def link(nats_server):
-    async with await connect(NatsConfig(servers=(nats_server.url,)), client_name="test") as made:
-        yield made
-
-
-@pytest.fixture
-def names(cluster_name):
-    return Names(cluster_name)
-
-
-@pytest.fixture
 async def orders(link, names):
     fake = FakeOrders()
     async with WorkerRpc(link, names, "w-1", fake):
