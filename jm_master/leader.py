@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from jm_master.assign import Assigner
+from jm_master.cancel import Canceller
+from jm_master.cancel_store import CancelStore
 from jm_master.dispatch_store import DispatchStore
 from jm_master.fallback import FallbackDuty
 from jm_master.job_store import JobStore
@@ -102,6 +104,7 @@ class Leader:
             pending = await stack.enter_async_context(self._pending())
             events = await stack.enter_async_context(self._events())
             recorder = self._recorder(events, term)
+            canceller = self._canceller(publisher, term)
             async with anyio.create_task_group() as tasks:
                 fallback, reconciler = self._fallback(dispatch), self._reconciler(recorder)
                 duties: dict[str, Callable[[], Awaitable[None]]] = {
@@ -111,6 +114,7 @@ class Leader:
                     "assigner": self._assigner(dispatch, sender, outbox, term).run,
                     "undertaker": self._undertaker(recorder, term).run,
                     "fallback": fallback.run,
+                    "canceller": canceller.run,
                     "reconciler": reconciler.run,
                     "hints": partial(follow_hints, self._link, self._names, reconciler),
                 }
@@ -173,11 +177,16 @@ class Leader:
             RecordStore(self._database, term),
             self._ledger,
             self._registry.view,
+            cancels=CancelStore(self._database, term),
             waiters=self._waiters,
             assign=self._assign,
             term=term,
             batch_events=self._config.record_batch_events,
         )
+
+    def _canceller(self, publisher: JetPublisher, term: Term) -> Canceller:
+        store = CancelStore(self._database, term)
+        return Canceller(self._database, store, publisher, self._names, ledger=self._ledger, waiters=self._waiters)
 
     def _assigner(self, dispatch: DispatchStore, sender: RunSender, outbox: Outbox, term: Term) -> Assigner:
         return Assigner(
