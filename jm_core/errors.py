@@ -95,6 +95,15 @@ class ResultTimeoutError(JmError, TimeoutError):
     """The job had not ended when the caller's patience did. The job itself goes on."""
 
 
+class DuplicateJobError(JmError):
+    """With ``on_conflict="reject"``: the unique key is held by ``existing_id``; nothing was added."""
+
+    def __init__(self, job_id: str, existing_id: str) -> None:
+        super().__init__(f"job {job_id} was not added: its unique key is held by job {existing_id}")
+        self.job_id = job_id
+        self.existing_id = existing_id
+
+
 class RejectedError(JmError):
     """The writer refused a job after it was queued; ``reason`` is the text kept in table ``rejected``."""
 

@@ -19,7 +19,7 @@ from jm_core.ids import (
     parse_job_id,
     parse_name,
 )
-from jm_core.model import DEFAULT_LANE, PRIORITY_BY_LABEL, Priority
+from jm_core.model import DEFAULT_LANE, PRIORITY_BY_LABEL, OnConflict, Priority
 from jm_core.payload import check_args
 from jm_core.rejection import Rejection, located, refused, rejection, remedy_for, undecodable, wrong_count
 from jm_core.wire import HandlerDefaults, Submission
@@ -39,6 +39,8 @@ class NewJob(Struct, gc=False):
     unique_key: str | None = None
     metadata: dict[str, str] | None = None
     trace: str | None = None
+    unique_for_s: float | None = None
+    on_conflict: str | None = None
 
 
 class ClusterDefaults(Struct, frozen=True):
@@ -153,6 +155,8 @@ def resolve(
         submission.unique_key,
         submission.metadata,
         submission.trace,
+        submission.unique_for_s,
+        submission.on_conflict,
     )
 
 
@@ -188,6 +192,8 @@ def _check_meaning(submission: Submission) -> None:
         _check_run_at(submission)
     if submission.unique_key is not None:
         _check_unique_key(submission.unique_key)
+    if submission.unique_for_s is not None or submission.on_conflict is not None:
+        _check_scope(submission)
     if submission.metadata is not None:
         _check_metadata(submission.metadata)
 
@@ -213,6 +219,18 @@ def _check_unique_key(key: str) -> None:
             remedy="shorten or hash it",
         )
     _text_bytes("unique_key", key)
+
+
+def _check_scope(submission: Submission) -> None:
+    if submission.unique_key is None:
+        field = "unique_for_s" if submission.unique_for_s is not None else "on_conflict"
+        raise InvalidJobError(field, "given without unique_key", remedy="give the key, too, or leave it out")
+    if submission.on_conflict is not None and submission.on_conflict not in tuple(OnConflict):
+        raise InvalidJobError(
+            "on_conflict",
+            f"{submission.on_conflict[:40]!r} is unknown",
+            remedy=f"use one of {', '.join(OnConflict)}",
+        )
 
 
 def _check_metadata(metadata: dict[str, str]) -> None:

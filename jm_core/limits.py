@@ -16,6 +16,7 @@ RESULT_BYTES_MAX: Final = 64 * KIB
 ERROR_BYTES_MAX: Final = 8 * KIB
 METADATA_BYTES_MAX: Final = 8 * KIB
 UNIQUE_KEY_CHARS_MAX: Final = 200
+UNIQUE_FOR_S_MAX: Final = 10 * 366 * 86_400.0
 PROGRESS_NOTE_CHARS_MAX: Final = 500
 REASON_BYTES_MAX: Final = 600  # of a rejection; what an error quotes is cut long before
 PATH_CHARS_MAX: Final = 120  # of a field's path in an error

@@ -84,6 +84,14 @@ class AttemptOutcome(StrEnum):
     WORKER_LOST = "worker_lost"
 
 
+class OnConflict(StrEnum):
+    """What a job wants when its key is held. All three are told the job that holds it."""
+
+    RETURN_EXISTING = "return_existing"  # the default: the other one will do
+    REJECT = "reject"  # as an error
+    REPLACE = "replace"  # take the place of one that waits; of one that has started, never
+
+
 class BucketStatus(StrEnum):
     ACTIVE = "active"
     COMPLETING = "completing"

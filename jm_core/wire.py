@@ -45,6 +45,8 @@ class Submission(Struct, omit_defaults=True, kw_only=True, gc=False):
     max_attempts: Annotated[int, Meta(ge=1, le=limits.ATTEMPTS_MAX)] | None = None
     timeout_s: Annotated[float, Meta(gt=0, le=limits.TIMEOUT_S_MAX)] | None = None
     unique_key: str | None = None
+    unique_for_s: Annotated[float, Meta(gt=0, le=limits.UNIQUE_FOR_S_MAX)] | None = None
+    on_conflict: str | None = None
     metadata: dict[str, str] | None = None
     trace: Annotated[str, Meta(pattern=TRACEPARENT_PATTERN)] | None = None
 

@@ -161,6 +161,7 @@ class Leader:
             assign=self._assign,
             term=term,
             threshold_s=config.transient_threshold_s,
+            ended=self._waiters.ended,
         )
         return Writer(
             self._link,

@@ -9,12 +9,16 @@ import msgspec
 from msgspec import Struct
 
 from jm_core import limits
+from jm_core.model import JobStatus
 from jm_core.save_plan import Part
+from jm_core.unique import Clash
 from jm_master.literals import array_literal
 from jm_master.queries import named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import asyncpg
 
     from jm_core.ids import Term
     from jm_master.database import Database
@@ -68,13 +72,6 @@ class TermLost(Struct, frozen=True):
     """Somebody else leads; nothing was written."""
 
 
-class Clash(Struct, frozen=True):
-    """Why a job was not inserted. ``existing_id`` None: what was in the way has ended since."""
-
-    existing_id: str | None
-    queued_at: float | None  # of the row with the same id
-
-
 class SaveStore:
     def __init__(self, database: Database, term: Term) -> None:
         self._database = database
@@ -98,7 +95,19 @@ class SaveStore:
 
     async def find_clashes(self, ids: Sequence[str], unique_keys: Sequence[str | None]) -> dict[str, Clash]:
         rows = await self._database.fetch(self._sql["find_clashes"], ids, unique_keys)
-        return {row["id"]: Clash(row["existing_id"], row["queued_at"]) for row in rows}
+        return {row["id"]: _clash(row) for row in rows}
+
+    async def release_keys(self, ids: Sequence[str], queued_at: Sequence[float]) -> TermLost | None:
+        """Note that the windows of these jobs, which have ended, had passed at ``queued_at``. Safe to repeat."""
+        row = await self._database.fetchrow(self._sql["release_keys"], self._term, ids, queued_at)
+        assert row is not None
+        return None if row["terms"] else TermLost()
+
+    async def replace_waiting(self, ids: Sequence[str], new_ids: Sequence[str]) -> list[str] | TermLost:
+        """Cancel those of ``ids`` that still wait on the master; returns which. A repetition finds them gone."""
+        row = await self._database.fetchrow(self._sql["replace_waiting"], self._term, ids, new_ids)
+        assert row is not None
+        return list(row["ids"]) if row["terms"] else TermLost()
 
 
 def outgoing_of(parts: Sequence[Part]) -> list[Outgoing]:
@@ -153,6 +162,18 @@ def _arguments(batch: SaveBatch) -> tuple[Any, ...]:
         [refusal.handler for refusal in refusals],
         [refusal.field for refusal in refusals],
         len(jobs),
+        optional([job.unique_for_s for job in jobs]),
+    )
+
+
+def _clash(row: asyncpg.Record) -> Clash:
+    status = row["status"]
+    return Clash(
+        row["existing_id"],
+        row["same_queued_at"],
+        None if status is None else JobStatus(status),
+        row["queued_at"] or 0.0,
+        row["held_until"],
     )
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from itertools import chain
 from typing import TYPE_CHECKING
 
+import anyio
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from jm_core.intake import NewJob, Rejection
 from jm_core.save_plan import Part, group_jobs
+from jm_core.unique import has_keys, waves
+from jm_master.clashes import Clashes
 from jm_master.pg_errors import RowRefusedError
 from jm_master.runs import RunMessage, encode_runs
 from jm_master.save_store import SaveBatch, Saved, TermLost, outgoing_of
@@ -19,7 +21,7 @@ from jm_master.terms import LostTermError
 from jm_nats.crashpoints import reach
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from jm_core.ids import Term
     from jm_master.database import Database
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from jm_master.wake import Wake
 
 Jobs = list[list[NewJob]]  # by message of the batch
-SAME_MESSAGE_S = 1e-6  # Postgres keeps microseconds
 
 
 class Work(Struct):
@@ -58,6 +59,7 @@ class Saver:
         assign: Wake,
         term: Term,
         threshold_s: float,
+        ended: Callable[[Iterable[str]], None] = lambda _: None,
     ) -> None:
         self.sent: list[str] = []  # outbox ids that NATS has; their rows go with the next statement
         self._database = database
@@ -68,6 +70,8 @@ class Saver:
         self._assign = assign
         self._term = term
         self._threshold_s = threshold_s
+        self._clashes = Clashes(database, store, term=term, ended=ended)
+        self._keyed = anyio.Lock()
 
     async def save(self, work: Work, jobs: Jobs, refusals: list[Refusal]) -> None:
         """Commit ``jobs`` and ``refusals``; what follows from it is noted in ``work``.
@@ -75,6 +79,17 @@ class Saver:
         Raises:
             LostTermError: nothing was written.
         """
+        if not has_keys(jobs):
+            await self._save(work, jobs, refusals)
+            return
+        # One batch with keys at a time: between making way for a job and inserting it nobody else shall come, and two
+        # batches that hold each other's keys would wait for Postgres to find that out.
+        async with self._keyed:
+            for wave in waves(jobs):
+                await self._save(work, wave, refusals)
+                refusals = []
+
+    async def _save(self, work: Work, jobs: Jobs, refusals: list[Refusal]) -> None:
         groups = group_jobs(jobs, now_s=time.time(), threshold_s=self._threshold_s)
         while True:
             parts, groups = await self._placer.place(groups)
@@ -135,10 +150,10 @@ class Saver:
         if count == 1:
             place, job = next((place, job) for place, of_message in enumerate(jobs) for job in of_message)
             work.fates.refused[job.id] = error.problem
-            await self.save(work, [], [*refusals, _refusal(work.batch[place], job, error.problem)])
+            await self._save(work, [], [*refusals, _refusal(work.batch[place], job, error.problem)])
             return
-        await self.save(work, _slice(jobs, 0, count // 2), refusals)
-        await self.save(work, _slice(jobs, count // 2, count), [])
+        await self._save(work, _slice(jobs, 0, count // 2), refusals)
+        await self._save(work, _slice(jobs, count // 2, count), [])
 
     async def _after_clash(self, work: Work, batch: SaveBatch, inserted: frozenset[str], *, again: bool) -> None:
         """Some rows were there already: a message delivered twice, a job sent twice, or a unique key that is taken."""
@@ -150,26 +165,9 @@ class Saver:
             self.sent += empty  # nobody waits for these messages: their rows go too
         jobs = jobs_of(batch.parts, len(work.batch))
         missing = [[job for job in of_message if job.id not in inserted] for of_message in jobs]
-        once_more = await self._judge(work, missing)
+        once_more = await self._clashes.settle(work, missing)
         if any(once_more):
-            await self.save(work, once_more, [])
-
-    async def _judge(self, work: Work, missing: Jobs) -> Jobs:
-        """Note who is a duplicate; returns those whose way is free by now."""
-        flat = list(chain.from_iterable(missing))
-        ids, keys = [job.id for job in flat], [job.unique_key for job in flat]
-        clashes = await self._database.ride_out(lambda: self._store.find_clashes(ids, keys))
-        once_more: Jobs = [[] for _ in missing]
-        for place, of_message in enumerate(missing):
-            for job in of_message:
-                clash = clashes[job.id]
-                if clash.queued_at is not None and abs(clash.queued_at - work.queued_at[place]) < SAME_MESSAGE_S:
-                    continue  # saved from this very message: it is recorded
-                if clash.existing_id is None:
-                    once_more[place].append(job)
-                else:
-                    work.fates.duplicates[job.id] = clash.existing_id
-        return once_more
+            await self._save(work, once_more, [])
 
     def _keep_inserted(self, work: Work, out: Outgoing, inserted: frozenset[str]) -> bool:
         """Send a message with those of its jobs that are new; False when none is."""

@@ -11,6 +11,7 @@ from nats.aio.msg import Msg
 
 from jm_core import limits, wire
 from jm_core.intake import NewJob, Origin, Parsed, Rejection, read_message
+from jm_core.model import OnConflict
 from jm_core.payload import cut_text
 from jm_core.wire import JobReceipt, Receipts, ReceiptStatus
 from jm_master.save_store import Refusal
@@ -161,7 +162,14 @@ def _receipt(job: Parsed, place: int, submitted: Submitted, fates: Fates) -> Job
     if place in submitted.repeats:
         return JobReceipt(job.id, ReceiptStatus.DUPLICATE, existing_id=job.id)
     if job.id in fates.duplicates:
-        return JobReceipt(job.id, ReceiptStatus.DUPLICATE, existing_id=fates.duplicates[job.id])
+        return _duplicate(job, fates.duplicates[job.id])
     if job.id in fates.refused:
         return JobReceipt(job.id, ReceiptStatus.REJECTED, reason=fates.refused[job.id])
     return JobReceipt(job.id, ReceiptStatus.RECORDED)
+
+
+def _duplicate(job: NewJob, existing_id: str) -> JobReceipt:
+    reason = None
+    if job.on_conflict == OnConflict.REJECT and existing_id != job.id:
+        reason = f"unique_key {job.unique_key!r} is held by job {existing_id}"
+    return JobReceipt(job.id, ReceiptStatus.DUPLICATE, existing_id, reason)

@@ -5,6 +5,7 @@ from jm_nats import JobMaster, JobContext, Priority
 
 from jm_core.errors import (
     ClusterUnknownError,
+    DuplicateJobError,
     InvalidJobError,
     InvalidNameError,
     InvalidSettingError,
@@ -14,7 +15,7 @@ from jm_core.errors import (
     RejectedError,
     ResultTimeoutError,
 )
-from jm_core.model import Priority
+from jm_core.model import OnConflict, Priority
 from jm_core.retry import Delays, Exponential, Fixed
 from jm_core.wire import Submission
 from jm_nats.app import JobMaster
@@ -27,6 +28,7 @@ __all__ = [
     "ArgumentsError",
     "ClusterUnknownError",
     "Delays",
+    "DuplicateJobError",
     "Exponential",
     "Fixed",
     "Handler",
@@ -41,6 +43,7 @@ __all__ = [
     "NatsConfig",
     "NoRetry",
     "NoSuchJobError",
+    "OnConflict",
     "Priority",
     "Receipt",
     "ReceiptTimeoutError",

@@ -14,6 +14,7 @@ from msgspec import Raw, Struct
 from jm_core import api, limits, wire
 from jm_core.errors import (
     ClusterUnknownError,
+    DuplicateJobError,
     InvalidJobError,
     JmError,
     JobFailedError,
@@ -23,6 +24,7 @@ from jm_core.errors import (
 )
 from jm_core.ids import parse_job_id
 from jm_core.intake import check_fields
+from jm_core.model import OnConflict
 from jm_core.payload import check_args, check_no_lost_floats
 from jm_core.wire import JobReceipt, ReceiptStatus, Submission
 from jm_nats import telemetry
@@ -89,17 +91,24 @@ class JobClient:
         Raises:
             InvalidJobError: refused here, nothing was sent.
             RejectedError: with ``recorded``: the writer refused it (it is in ``jm rejected list``).
+            DuplicateJobError: with ``recorded`` and ``on_conflict="reject"``: another job holds the unique key.
             ReceiptTimeoutError: with ``recorded``: queued, but no answer in time.
             AgentUnavailableError: NATS did not store it; submitting the same job (same id) again is safe.
         """
         job = prepared(job)
+        if job.on_conflict == OnConflict.REJECT and wait != "recorded":
+            remedy = "wait for 'recorded', or use return_existing"
+            raise InvalidJobError("on_conflict", f"a conflict is not known yet when a job is {wait}", remedy=remedy)
         opened = self._open()
         telemetry.trace_submission(job)
         if wait == "recorded":
             answer = await opened.recorded(job)
             if answer.status == ReceiptStatus.REJECTED:
                 raise RejectedError(job.id or "", answer.reason or "no reason given")
-            return _receipt(answer)
+            receipt = _receipt(answer)
+            if job.on_conflict == OnConflict.REJECT and receipt.job_id != job.id:
+                raise DuplicateJobError(job.id or "", receipt.job_id)
+            return receipt
         await opened.queued.add(job)
         return Receipt(job.id or "", ReceiptStatus.QUEUED)
 

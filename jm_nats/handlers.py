@@ -36,6 +36,8 @@ SUBMIT_OPTIONS: Final = frozenset(
         "max_attempts",
         "timeout",
         "unique_key",
+        "unique_for",
+        "on_conflict",
         "metadata",
         "job_id",
     }
@@ -111,18 +113,24 @@ class Handler:
         max_attempts: int | None = None,
         timeout: float | None = None,  # noqa: ASYNC109  (of an attempt, not of this call)
         unique_key: str | None = None,
+        unique_for: float | timedelta | None = None,
+        on_conflict: str | None = None,
         metadata: Mapping[str, str] | None = None,
         job_id: str | None = None,
         **args: Any,
     ) -> "Receipt":
         """Queue one job with ``args``; everything else has the handler's defaults.
 
+        ``unique_key``: held while the job is unfinished, and for ``unique_for`` seconds after it was queued, whatever
+        became of it. ``on_conflict`` is for a key that is held: ``return_existing`` (the receipt names the holder),
+        ``reject`` (``DuplicateJobError``), ``replace`` (the holder is cancelled if it still waits).
+
         Returns:
             The receipt that ``wait`` asked for: ``queued`` (NATS has stored it) or ``recorded`` (Postgres has).
 
         Raises:
             ArgumentsError, InvalidJobError: nothing was sent.
-            RejectedError: only with ``wait="recorded"``.
+            RejectedError, DuplicateJobError: only with ``wait="recorded"``.
         """
         job = self.job(
             args,
@@ -133,6 +141,8 @@ class Handler:
             max_attempts=max_attempts,
             timeout=timeout,
             unique_key=unique_key,
+            unique_for=unique_for,
+            on_conflict=on_conflict,
             metadata=metadata,
             job_id=job_id,
         )
@@ -149,6 +159,8 @@ class Handler:
         max_attempts: int | None = None,
         timeout: float | None = None,
         unique_key: str | None = None,
+        unique_for: float | timedelta | None = None,
+        on_conflict: str | None = None,
         metadata: Mapping[str, str] | None = None,
         job_id: str | None = None,
     ) -> Submission:
@@ -168,6 +180,8 @@ class Handler:
             max_attempts=self.max_attempts if max_attempts is None else max_attempts,
             timeout_s=self.timeout_s if timeout is None else timeout,
             unique_key=unique_key,
+            unique_for_s=_seconds(unique_for),
+            on_conflict=on_conflict,
             metadata=_dict(metadata),
         )
         check_fields(submission)
@@ -189,9 +203,9 @@ class Handler:
 
     def job_template(self, **options: Any) -> dict[str, Any]:
         """The fields that all jobs of one ``jobs`` call share, checked once."""
-        if "job_id" in options or "unique_key" in options:
+        if own := sorted(options.keys() & {"job_id", "unique_key", "unique_for", "on_conflict"}):
             raise InvalidJobError(
-                "options", "job_id and unique_key cannot be shared by many jobs", remedy="use job() for each of them"
+                "options", f"{' and '.join(own)} cannot be shared by many jobs", remedy="use job() for each of them"
             )
         probe = Submission(handler=self.name)
         defaults = {"lane": self.lane, "priority": self.priority, "max_attempts": self.max_attempts}

@@ -17,7 +17,7 @@ from jm_core.wire import JobReceipt, Submission
 IN_FLIGHT_MAX: Final = 32
 # A job's fields besides args, metadata and unique key, each at its longest, with JSON's punctuation: an upper bound,
 # because a message that comes out too large is refused by the writer as a whole, after it was queued.
-FIELD_BYTES: Final = 520
+FIELD_BYTES: Final = 600
 
 _Entry = tuple[Submission, "asyncio.Future[JobReceipt | None]"]
 Send = Callable[[bytes, Sequence[Submission]], Awaitable[Sequence[JobReceipt] | None]]

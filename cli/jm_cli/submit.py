@@ -12,6 +12,8 @@ from jm_cli.render import json_text, print_json, print_line, say
 from jm_cli.running import ClientOptions, run_briefly
 from jm_cli.settings import PRIORITY_NAMES, JsonFlag
 from jm_cli.times import parse_delay, parse_instant
+from jm_core import limits
+from jm_core.model import OnConflict
 
 if TYPE_CHECKING:
     from jm_core.wire import Submission
@@ -57,6 +59,24 @@ def submit(
         str | None,
         typer.Option("--unique-key", metavar="KEY", help="Nothing is submitted while an unfinished job has this key."),
     ] = None,
+    unique_for: Annotated[
+        str | None,
+        typer.Option(
+            "--unique-for",
+            metavar="DELAY",
+            help="The key is held for so long, even when the job has ended: 90s, 10m, 2h, 1d, or forever (ten years).",
+        ),
+    ] = None,
+    on_conflict: Annotated[
+        str | None,
+        typer.Option(
+            "--on-conflict",
+            metavar="|".join(OnConflict),
+            help="When another job holds the key: be told which (return_existing), fail (reject, exit code 7), or "
+            "cancel it if it still waits and take its place (replace).",
+            show_default="return_existing",
+        ),
+    ] = None,
     meta: Annotated[list[str] | None, typer.Option("--meta", metavar="KEY=VALUE", help="Metadata; repeatable.")] = None,
     job_id: Annotated[
         str | None, typer.Option("--id", metavar="UUID", help="Submitting the same id again does nothing.")
@@ -99,6 +119,7 @@ def submit(
         jm submit send-email '{"to": "a@b.c", "subject": "hi"}' --in 10m --wait recorded
         jm submit render-report '{"month": "2030-01"}' --at 2030-02-01T06:00:00+01:00
         jm submit add '{"a": 1, "b": 2}' --wait result
+        jm submit digest '{"user": 7}' --in 1h --unique-key digest-7 --on-conflict replace --wait recorded
         jm submit --file jobs.ndjson
         generate-jobs | jm submit --file -
 
@@ -113,6 +134,8 @@ def submit(
         "max_attempts": max_attempts,
         "timeout_s": None if timeout is None else parse_delay(timeout, "--timeout"),
         "unique_key": unique_key,
+        "unique_for_s": None if unique_for is None else _unique_for_s(unique_for),
+        "on_conflict": on_conflict,
         "metadata": _metadata(meta),
         "id": job_id,
     }
@@ -126,6 +149,8 @@ def submit(
         return
     if handler is None:
         raise UsageError("HANDLER is missing; name the handler, or give --file")
+    if on_conflict == OnConflict.REJECT and wait is WaitFor.QUEUED:
+        raise UsageError("--on-conflict reject needs --wait recorded or result; else nobody is told")
     run_briefly(_submit_one(options, _job(handler, args, fields), wait, wait_timeout, as_json=as_json))
 
 
@@ -164,7 +189,6 @@ def _raw_args(text: str | None) -> Any:
     """``text`` as it is, once it is known to be one JSON value: digits and key order are the caller's."""
     import msgspec  # noqa: PLC0415
 
-    from jm_core import limits  # noqa: PLC0415
     from jm_core.errors import InvalidJobError  # noqa: PLC0415
 
     if text is None:
@@ -177,6 +201,10 @@ def _raw_args(text: str | None) -> Any:
         raise InvalidJobError(
             "args", f"{error}", remedy="""give a JSON object in quotes: '{"to": "a@b.c"}'"""
         ) from None
+
+
+def _unique_for_s(text: str) -> float:
+    return limits.UNIQUE_FOR_S_MAX if text.strip().lower() == "forever" else parse_delay(text, "--unique-for")
 
 
 def _metadata(given: list[str] | None) -> dict[str, str] | None:

@@ -11,19 +11,21 @@ WITH term AS MATERIALIZED (
     SELECT $11::text::uuid[] AS ids, $13::text::int[] AS messages, $14::text::float8[] AS run_ats
 ), ins AS (
     INSERT INTO jobmaster.job (id, handler, args, status, priority, lane, bucket_id, dispatch, run_at,
-                               max_attempts, timeout_s, queued_at, unique_key, metadata, trace)
+                               max_attempts, timeout_s, queued_at, unique_key, metadata, trace, unique_until)
     SELECT u.id, p.handler, u.args::jsonb, CASE WHEN p.bucket_id IS NULL THEN 1 ELSE 2 END, p.priority, p.lane,
            p.bucket_id, CASE WHEN p.bucket_id IS NULL THEN 0 ELSE 1 END,
            coalesce(to_timestamp(u.run_at), to_timestamp(($2::float8[])[u.message])),
            p.max_attempts, p.timeout_s, to_timestamp(($2::float8[])[u.message]),
-           u.unique_key, u.metadata::jsonb, u.trace
+           u.unique_key, u.metadata::jsonb, u.trace,
+           to_timestamp(($2::float8[])[u.message] + u.unique_for_s)
       FROM input
      CROSS JOIN unnest($3::int[], $4::int[], $5::text[], $6::text[], $7::smallint[], $8::int[], $9::real[], $10::text[])
            AS p(lo, hi, handler, lane, priority, max_attempts, timeout_s, bucket_id)
      CROSS JOIN LATERAL unnest(
                input.ids[p.lo:p.hi], ($12::text[])[p.lo:p.hi], input.messages[p.lo:p.hi], input.run_ats[p.lo:p.hi],
-               ($15::text[])[p.lo:p.hi], ($16::text[])[p.lo:p.hi], ($17::text[])[p.lo:p.hi])
-           AS u(id, args, message, run_at, unique_key, metadata, trace)
+               ($15::text[])[p.lo:p.hi], ($16::text[])[p.lo:p.hi], ($17::text[])[p.lo:p.hi],
+               ($32::float8[])[p.lo:p.hi])
+           AS u(id, args, message, run_at, unique_key, metadata, trace, unique_for_s)
      WHERE EXISTS (SELECT FROM term)
     ON CONFLICT DO NOTHING
     RETURNING id
@@ -48,8 +50,35 @@ SELECT (SELECT count(*) FROM term) AS terms, n AS inserted, CASE WHEN n < $31 TH
   FROM (SELECT count(*) AS n, array_agg(id::text) AS ids FROM ins) AS done;
 
 -- name: find_clashes
--- Why rows were not inserted: the row that is there under the same id, or the unfinished one under the same key.
-SELECT u.id::text, coalesce(same.id, other.id)::text AS existing_id, extract(epoch FROM same.queued_at)::float8 AS queued_at
+-- Why rows were not inserted: the row that is there under the same id, or the one that holds the key.
+SELECT u.id::text, coalesce(same.id, other.id)::text AS existing_id,
+       extract(epoch FROM same.queued_at)::float8 AS same_queued_at, other.status,
+       extract(epoch FROM other.queued_at)::float8 AS queued_at, extract(epoch FROM other.unique_until)::float8 AS held_until
   FROM unnest($1::uuid[], $2::text[]) AS u(id, unique_key)
   LEFT JOIN jobmaster.job AS same ON same.id = u.id
-  LEFT JOIN jobmaster.job AS other ON other.unique_key = u.unique_key AND other.status < 4;
+  LEFT JOIN jobmaster.job AS other ON other.unique_key = u.unique_key
+                                  AND (other.status < 4 OR other.unique_until IS NOT NULL);
+
+-- name: release_keys
+-- Jobs that have ended and whose window had passed when the newcomer was queued.
+WITH term AS MATERIALIZED (
+    SELECT FROM jobmaster.leader WHERE term = $1 FOR SHARE
+), freed AS (
+    UPDATE jobmaster.job AS j SET unique_until = NULL
+      FROM unnest($2::uuid[], $3::float8[]) AS u(id, queued_at)
+     WHERE j.id = u.id AND j.status > 3 AND j.unique_until <= to_timestamp(u.queued_at) AND EXISTS (SELECT FROM term)
+)
+SELECT count(*) AS terms FROM term;
+
+-- name: replace_waiting
+-- Jobs that still wait on the master, cancelled in favour of the one that takes their key.
+WITH term AS MATERIALIZED (
+    SELECT FROM jobmaster.leader WHERE term = $1 FOR SHARE
+), gone AS (
+    UPDATE jobmaster.job AS j
+       SET status = 6, finished_at = now(), unique_until = NULL, error = 'replaced by ' || u.new_id
+      FROM unnest($2::uuid[], $3::text[]) AS u(id, new_id)
+     WHERE j.id = u.id AND j.status = 1 AND EXISTS (SELECT FROM term)
+    RETURNING j.id
+)
+SELECT (SELECT count(*) FROM term) AS terms, (SELECT coalesce(array_agg(id::text), '{}') FROM gone) AS ids;

@@ -150,6 +150,16 @@ async def test_the_same_id_or_key_again_is_said_to_be_a_duplicate(cluster, run):
     assert await cluster.sql.value("SELECT count(*) FROM job WHERE unique_key = 'only-one'") == 1
 
 
+async def test_what_becomes_of_a_taken_key_is_the_callers_choice(cluster, run):
+    wait = ("--unique-key", "digest", "--in", "1h", "--wait", "recorded")
+    _, first = submitted(run("submit", "echo", "{}", *wait, "--unique-for", "forever"))
+    refused = run("submit", "echo", "{}", *wait, "--on-conflict", "reject", code=ExitCode.OUTCOME)
+    assert f"its unique key is held by job {first}" in refused.stderr
+    status, second = submitted(run("submit", "echo", "{}", *wait, "--on-conflict", "replace"))
+    assert (status, second != first) == ("recorded", True)
+    assert (await cluster.sql.job(first))["error"] == f"replaced by {second}"
+
+
 async def test_a_job_that_fails_ends_with_its_own_code(run):
     done = run("submit", "always_fails", "{}", "--wait", "result", code=ExitCode.OUTCOME)
     job_id = done.stderr.split()[1]

@@ -95,14 +95,14 @@ async def test_only_what_is_new_is_inserted(saves):
     assert await saves.save(batch_of(old, new)) == Saved(frozenset({new.id}))
     clash = (await saves.find_clashes([old.id], [None]))[old.id]
     assert clash.existing_id == old.id
-    assert clash.queued_at == pytest.approx(QUEUED_AT, abs=1e-6)
+    assert clash.same_queued_at == pytest.approx(QUEUED_AT, abs=1e-6)
 
 
 async def test_a_taken_key_is_found_with_its_holder(saves):
     holder, late = new_job(unique_key="k"), new_job(unique_key="k")
     assert await saves.save(batch_of(holder, late)) == Saved(frozenset({holder.id}))
     clash = (await saves.find_clashes([late.id], ["k"]))[late.id]
-    assert (clash.existing_id, clash.queued_at) == (holder.id, None)
+    assert (clash.existing_id, clash.same_queued_at, clash.status) == (holder.id, None, JobStatus.ON_MASTER)
 
 
 async def test_sent_messages_are_forgotten_with_the_next_batch(saves, db):

@@ -14,7 +14,7 @@ from jm_core import limits, wire
 from jm_core.errors import JmError
 from jm_core.ids import HANDLER_PATTERN, derived_job_id
 from jm_core.intake import ClusterDefaults, NewJob, Origin, Rejection, check_fields, read_message
-from jm_core.model import AttemptOutcome, Priority, ReturnReason
+from jm_core.model import AttemptOutcome, OnConflict, Priority, ReturnReason
 
 ORIGIN = Origin("JM_c_PENDING", 7, 1_900_000_000_000_000_000)
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
@@ -43,6 +43,13 @@ due = st.one_of(
     st.builds(lambda at, zone: {"run_at": at.astimezone(zone)}, instants, offsets),
     st.builds(lambda s: {"delay_s": s}, st.floats(0, limits.DELAY_S_MAX)),
 )
+scopes = st.fixed_dictionaries(
+    {},
+    optional={
+        "unique_for_s": st.floats(0, limits.UNIQUE_FOR_S_MAX, exclude_min=True),
+        "on_conflict": st.sampled_from([str(choice) for choice in OnConflict]),
+    },
+)
 BAD = [
     b"5",
     b"null",
@@ -59,12 +66,13 @@ def read(data, origin=ORIGIN):
     return read_message(data, origin, {}, ClusterDefaults())
 
 
-@given(submissions, due)
-def test_a_submission_that_was_checked_is_accepted_as_it_was_meant(submission, when):
-    submission = msgspec.structs.replace(submission, **when)
+@given(submissions, due, scopes)
+def test_a_submission_that_was_checked_is_accepted_as_it_was_meant(submission, when, scope):
+    submission = msgspec.structs.replace(submission, **when, **(scope if submission.unique_key else {}))
     check_fields(submission)
     [job] = read(wire.encode(submission))
     assert isinstance(job, NewJob)
+    assert (job.unique_for_s, job.on_conflict) == (submission.unique_for_s, submission.on_conflict)
     assert (job.handler, job.args) == (submission.handler, bytes(submission.args))
     assert job.id == submission.id or submission.id is None
     assert (job.unique_key, job.metadata) == (submission.unique_key, submission.metadata)

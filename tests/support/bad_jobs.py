@@ -79,6 +79,8 @@ ELEMENTS: Final = [
     # BR-111, BR-117: size.
     BadJob("oversized args", job(args=OVERSIZED), OVERSIZED_REASON),
     BadJob("oversized metadata", job(metadata={"a": "x" * 9_000}), f"the limit is {limits.METADATA_BYTES_MAX}"),
+    BadJob("unique_for_s without a key", job(unique_for_s=5), "field 'unique_for_s': given without unique_key"),
+    BadJob("on_conflict of no kind", job(unique_key="k", on_conflict="x"), "field 'on_conflict': 'x' is unknown"),
     BadJob("a long unique_key", job(unique_key="x" * 201), "field 'unique_key': must be 1 to 200 characters"),
     # BR-113: not UTF-8, not text.
     BadJob("invalid utf-8 in args", b'{"handler":"noop","args":{"a":"\xff\xfe"}}', "field 'args'"),

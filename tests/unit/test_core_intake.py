@@ -29,6 +29,8 @@ OPTIONAL = {
     "max_attempts": 7,
     "timeout_s": 1.5,
     "unique_key": "k",
+    "unique_for_s": 60,
+    "on_conflict": "replace",
     "metadata": {"a": "b"},
     "trace": TRACE,
 }
@@ -102,7 +104,8 @@ def test_every_optional_field_is_covered_by_the_tests_above_and_below():
 
 @pytest.mark.parametrize("field", [name for name in OPTIONAL if name != "delay_s"])
 def test_each_field_arrives(field):
-    assert accepted(job(**{field: OPTIONAL[field]})).handler == "mail"
+    key = {"unique_key": "k"} if field in ("unique_for_s", "on_conflict") else {}
+    assert accepted(job(**key | {field: OPTIONAL[field]})).handler == "mail"
 
 
 def test_unknown_fields_are_ignored_whatever_they_hold():
@@ -301,6 +304,12 @@ BAD = {
     "key empty": (b'{"handler":"mail","unique_key":""}', "unique_key", "hash it"),
     "key blank": (b'{"handler":"mail","unique_key":"  "}', "unique_key", "hash it"),
     "key long": (job(unique_key="x" * 201).encode(), "unique_key", "hash it"),
+    "window alone": (b'{"handler":"mail","unique_for_s":5}', "unique_for_s", "or leave it out"),
+    "conflict alone": (b'{"handler":"mail","on_conflict":"reject"}', "on_conflict", "or leave it out"),
+    "conflict unknown": (job(unique_key="k", on_conflict="x").encode(), "on_conflict", "return_existing"),
+    "window zero": (b'{"handler":"mail","unique_key":"k","unique_for_s":0}', "unique_for_s", "wire-format"),
+    "window nan": (b'{"handler":"mail","unique_key":"k","unique_for_s":NaN}', "unique_for_s", "null or text"),
+    "window long": (job(unique_key="k", unique_for_s=1e12).encode(), "unique_for_s", "wire-format"),
     "key nul": (b'{"handler":"mail","unique_key":"a\\u0000"}', "unique_key", "remove it"),
     "metadata array": (b'{"handler":"mail","metadata":["a"]}', "metadata", "wire-format"),
     "metadata number": (b'{"handler":"mail","metadata":{"a":1}}', "metadata[...]", "wire-format"),

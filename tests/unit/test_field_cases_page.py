@@ -20,6 +20,7 @@ CASES: Final = {
     "SHUT": "131 132 133 134 136 137 138",
     "NATS": "139 140 141 142 143 144 145 148 149 150 151 152 153 154 155",
     "PG": "156 157 158 159 160 161 162 164 165 166 167 168 169",
+    "UNIQ": "183 184 186 187 188",
 }
 ANSWERS: Final = ("covered by `tests/", "does not apply because ", "open: issue ")
 ROW: Final = re.compile(r"^\| (BR-\d+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)

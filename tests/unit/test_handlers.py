@@ -445,10 +445,13 @@ def test_options_replace_the_defaults():
         max_attempts=9,
         timeout=0.5,
         unique_key="k",
+        unique_for=timedelta(minutes=1),
+        on_conflict="replace",
         metadata={"a": "b"},
         job_id="018F3B1E-0000-7000-8000-00000000ABCD",
     )
     assert (job.run_at, job.lane, job.priority, job.max_attempts, job.timeout_s) == (due, "mine", "critical", 9, 0.5)
+    assert (job.unique_for_s, job.on_conflict) == (60.0, "replace")
     assert (job.unique_key, job.metadata, job.id) == ("k", {"a": "b"}, "018f3b1e-0000-7000-8000-00000000abcd")
 
 
@@ -475,6 +478,8 @@ def test_a_bad_row_is_named_and_those_before_it_have_come_out():
     [
         ({"job_id": "x"}, "job_id"),
         ({"unique_key": "x"}, "unique_key"),
+        ({"unique_for": 5}, "unique_for"),
+        ({"on_conflict": "reject"}, "on_conflict"),
         ({"prioritee": 1}, "prioritee"),
         ({"priority": "high"}, "priority"),
         ({"delay": -1}, "delay_s"),

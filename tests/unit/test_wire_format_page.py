@@ -10,7 +10,7 @@ import pytest
 from jm_core import api, limits, wire
 from jm_core.ids import HANDLER_PATTERN, NAME_PATTERN
 from jm_core.intake import ClusterDefaults, NewJob, Origin, Rejection, read_message
-from jm_core.model import PRIORITY_BY_LABEL, AttemptOutcome, JobStatus, ReturnReason
+from jm_core.model import PRIORITY_BY_LABEL, AttemptOutcome, JobStatus, OnConflict, ReturnReason
 from jm_core.wire import Submission
 from jm_master.service import WAIT_MAX_S
 from jm_nats.provision import PENDING_DUPLICATES_S
@@ -103,6 +103,8 @@ def test_every_field_has_a_row_with_an_example_and_the_right_limits():
         "max_attempts": {f"1 to {limits.ATTEMPTS_MAX}"},
         "timeout_s": {f"more than 0, at most {limits.TIMEOUT_S_MAX:.0f}"},
         "unique_key": {f"1 to {limits.UNIQUE_KEY_CHARS_MAX} characters"},
+        "unique_for_s": {f"more than 0, at most {limits.UNIQUE_FOR_S_MAX:.0f}"},
+        "on_conflict": set(OnConflict),
         "metadata": {f"{limits.METADATA_BYTES_MAX} bytes"},
         "trace": {"traceparent"},
     }
@@ -110,7 +112,8 @@ def test_every_field_has_a_row_with_an_example_and_the_right_limits():
     assert list(rows) == list(Submission.__struct_fields__) == list(figures)
     for name, (limit, example) in rows.items():
         assert all(figure in limit for figure in figures[name]), name
-        read_submission(f'{{"handler": "greet", "{name}": {example.strip("`")}}}'.encode())
+        key = '"unique_key": "k", ' if name in ("unique_for_s", "on_conflict") else ""
+        read_submission(f'{{"handler": "greet", {key}"{name}": {example.strip("`")}}}'.encode())
 
 
 @pytest.mark.parametrize(
