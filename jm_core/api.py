@@ -16,10 +16,20 @@ OP_JOB_COUNT: Final = "job-count"  # {} -> CountReply
 OP_REJECTED_LIST: Final = "rejected-list"  # RejectedQuery -> RejectedList
 OP_REJECTED_GET: Final = "rejected-get"  # RejectedRef -> RejectedView
 OP_UNSERVED: Final = "unserved"  # {} -> UnservedList
+OP_CLUSTER_GET: Final = "cluster-get"  # {} -> cluster.ClusterView
+OP_CLUSTER_SET: Final = "cluster-set"  # cluster.ClusterChange -> cluster.ClusterView
+
+# What an archived cluster still answers: operations whose name ends so, and the one that ends the archiving.
+_READS: Final = ("-get", "-list", "-attempts", "-result", "-count", "-preview")
+_ALWAYS: Final = frozenset({OP_UNSERVED, OP_CLUSTER_SET})
+
+
+def is_read(operation: str) -> bool:
+    return operation.endswith(_READS) or operation in _ALWAYS
 
 
 class ApiError(Struct, omit_defaults=True):
-    """``code`` is one of ``not_found bad_request unavailable timeout``; ``message`` is for people."""
+    """``code`` is one of ``not_found bad_request unavailable timeout archived``; ``message`` is for people."""
 
     code: str
     message: str

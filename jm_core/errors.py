@@ -87,6 +87,10 @@ class ClusterUnknownError(JmError):
         self.cluster = cluster
 
 
+class ClusterArchivedError(JmError):
+    """The cluster was archived: it takes no jobs and no changes, and answers questions only. Nothing was sent."""
+
+
 class NoSuchJobError(JmError, LookupError):
     """The master has no job with this id (yet: a job only ``queued`` is not known to it)."""
 

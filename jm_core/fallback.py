@@ -143,10 +143,10 @@ def load(worker: WorkerRecord) -> float:
     return (worker.running + worker.held) / max(worker.slots, 1)
 
 
-def retired(picture: Picture) -> list[BucketRecord]:
-    """Fallback buckets whose time is over: a proper one is there."""
+def retired(picture: Picture, off: Collection[int] = ()) -> list[BucketRecord]:
+    """Fallback buckets whose time is over: a proper one is there, or their priority (``off``) was disabled."""
     proper = picture.proper_routes()
-    return [b for b in picture.fallbacks() if (b.lane, b.serves_priority) in proper]
+    return [b for b in picture.fallbacks() if (b.lane, b.serves_priority) in proper or b.serves_priority in off]
 
 
 def has_candidate(kind: Kind, picture: Picture) -> bool:

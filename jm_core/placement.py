@@ -91,6 +91,23 @@ def split(count: int, credits: Mapping[BucketId, int]) -> list[Share]:
     return [Share(b, n) for b, n in counts.items() if n]
 
 
+def shared_out(credits: Mapping[BucketId, int], workers: Mapping[BucketId, WorkerId]) -> dict[BucketId, int]:
+    """Credits of buckets that serve the same lane and priority, where some belong to one worker: each of them may take
+    all that their worker may be given, so together they get it once, in equal parts.
+    """
+    by_worker: dict[WorkerId, list[BucketId]] = {}
+    for bucket in sorted(credits):
+        by_worker.setdefault(workers[bucket], []).append(bucket)
+    if len(by_worker) == len(credits):
+        return dict(credits)
+    shared: dict[BucketId, int] = {}
+    for buckets in by_worker.values():
+        total = max(credits[bucket] for bucket in buckets)
+        part, rest = divmod(total, len(buckets))
+        shared |= {bucket: part + (place < rest) for place, bucket in enumerate(buckets)}
+    return shared
+
+
 def credit_wait_s(*, short_of: int, progress_age_s: float, rate_per_s: float = math.inf) -> float:
     """How long a batch should wait for credit before its surplus is left on the master.
 

@@ -81,8 +81,10 @@ class FallbackDuty:
     async def look_once(self, *, now_s: float) -> None:
         """One pass. Postgres being away holds it up: nothing can be assigned then anyway."""
         due_s = await self._due_kinds()
-        if not self._watch.may_judge(now_s=time.monotonic()):
-            self._since_s = {}  # that nobody was seen while we could not see says nothing about who serves what
+        if not self._watch.may_judge(now_s=time.monotonic()) or not self._view.cluster.starts:
+            # That nobody was seen while we could not see says nothing about who serves what; and where nothing is to
+            # start, nobody needs to serve it.
+            self._since_s, self._unserved = {}, []
             return
         picture = self._view.picture()
         known = self._view.buckets.values()
@@ -92,13 +94,17 @@ class FallbackDuty:
         self._complain(kinds, picture, now_s)
         for order in self._orders(kinds, picture, now_s):
             await self._open(order, now_s)
-        for bucket in rules.retired(picture):
+        for bucket in rules.retired(picture, self._view.cluster.off):
             await self._retire(bucket)
 
     async def _due_kinds(self) -> dict[Kind, float]:
-        """By kind, for how long its first job has been due."""
-        waiting = await self._database.ride_out(self._store.waiting)
-        return {Kind(w.lane, w.priority, w.handler): -w.due_in_s for w in waiting if w.due_in_s <= 0}
+        """By kind, for how long its first job has been due. A disabled priority's are others' (``served_as``)."""
+        due_s: dict[Kind, float] = {}
+        for w in await self._database.ride_out(self._store.waiting):
+            if w.due_in_s <= 0:
+                kind = Kind(w.lane, self._view.served_as(w.priority), w.handler)
+                due_s[kind] = max(due_s.get(kind, 0.0), -w.due_in_s)
+        return due_s
 
     def _orders(self, kinds: list[Kind], picture: Picture, now_s: float) -> list[Order]:
         self._asked = _lately(self._asked, now_s)

@@ -12,6 +12,8 @@ import anyio
 from jm_master.assign import Assigner
 from jm_master.cancel import Canceller
 from jm_master.cancel_store import CancelStore
+from jm_master.cluster_api import ClusterApi
+from jm_master.cluster_duty import ClusterDuty
 from jm_master.dispatch_store import DispatchStore
 from jm_master.fallback import FallbackDuty
 from jm_master.job_store import JobStore
@@ -31,6 +33,7 @@ from jm_master.waiters import ResultWaiters
 from jm_master.wake import Wake
 from jm_master.worker_rpc import WorkerRpc
 from jm_master.writer import Writer, WriterConfig
+from jm_nats.kv import CasKv
 from jm_nats.provision import BUCKET_ACK_WAIT_S, delete_consumer, ensure_cluster
 from jm_nats.publisher import JetPublisher
 from jm_nats.pull import PullReader
@@ -93,6 +96,8 @@ class Leader:
         term = await take_term(self._database, holder, after=known, on_older=self._duties.older_term)
         self._duties.terms.latest = term
         await self._agent_store.settle(term)
+        settings = self._settings(term)
+        await settings.load()
         dispatch = DispatchStore(self._database, term)
         counts = await self._database.ride_out(lambda: dispatch.count_in_buckets(later_s=LATER_HORIZON_S))
         self._ledger.seed(counts)
@@ -108,6 +113,7 @@ class Leader:
             async with anyio.create_task_group() as tasks:
                 fallback, reconciler = self._fallback(dispatch), self._reconciler(recorder)
                 duties: dict[str, Callable[[], Awaitable[None]]] = {
+                    "settings": settings.run,
                     "outbox": outbox.run,
                     "recorder": recorder.run,
                     "writer": self._writer(pending, sender, outbox, term).run,
@@ -120,7 +126,7 @@ class Leader:
                 }
                 for name, work in duties.items():
                     tasks.start_soon(self._duties.run, name, work)
-                await tasks.start(self._service(fallback).run)
+                await tasks.start(self._service(fallback, settings).run)
                 log.info("leading", extra={"holder": holder, "term": term})
                 self._duties.all_run()
                 leading.set()
@@ -168,6 +174,7 @@ class Leader:
             reader,
             saver,
             view=self._registry.view,
+            cluster=self._names.cluster,
             config=WriterConfig(config.save_workers, config.save_batch_jobs),
         )
 
@@ -232,6 +239,19 @@ class Leader:
             threshold_s=self._config.no_bucket_threshold_s,
         )
 
-    def _service(self, fallback: FallbackDuty) -> Service:
+    def _settings(self, term: Term) -> ClusterDuty:
+        kv = CasKv(self._link, self._names.cluster_kv)
+        return ClusterDuty(self._link, kv, self._database, self._registry.view, assign=self._assign, term=term)
+
+    def _service(self, fallback: FallbackDuty, settings: ClusterDuty) -> Service:
         store = JobStore(self._database)
-        return Service(self._link, self._names, store, self._waiters, unserved=fallback.unserved)
+        cluster = ClusterApi(self._names.cluster, self._registry.view, settings)
+        return Service(
+            self._link,
+            self._names,
+            store,
+            self._waiters,
+            unserved=fallback.unserved,
+            operations=cluster.operations,
+            archived=cluster.archived,
+        )

@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from jm_core import limits
 from jm_core.ids import BucketId, Lane, WorkerId
 from jm_core.model import WEIGHTS, BucketKind, Priority
-from jm_core.placement import BucketLoad, Share, WorkerLoad, bucket_credit, eligible, smoothed_rate, split
+from jm_core.placement import BucketLoad, Share, WorkerLoad, bucket_credit, eligible, shared_out, smoothed_rate, split
 from jm_master.registry_view import RegistryView
 from jm_master.wake import Pulse
 
@@ -113,6 +113,7 @@ class Ledger:
             free = {load.bucket: limits.CREDIT_MAX - self._account(load.bucket).later.total() for load in loads}
         else:
             free = {load.bucket: self._credit(load, now_s) for load in loads}
+            free = shared_out(free, {load.bucket: load.worker for load in loads})
         if newcomers and (lane, priority) in self.backlogs:
             free = {bucket: (credit + 1) // 2 for bucket, credit in free.items()}
         return split(count, free)

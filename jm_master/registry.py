@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 import anyio
 
 from jm_core import wire
+from jm_core.cluster import KEY as SETTINGS_KEY
 from jm_core.errors import InvalidNameError
 from jm_core.model import BucketStatus
 from jm_core.ownership import Silence
@@ -202,5 +203,7 @@ class Registry:
             self.attention.set()
 
     def _put_cluster(self, key: str, entry: Entry | None, _: int) -> None:
+        if key == SETTINGS_KEY:
+            self.view.told = entry.value if entry else None
         if key.startswith(HANDLER_PREFIX):
             self.view.set_handler(key.removeprefix(HANDLER_PREFIX), entry.value if entry else None)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 from jm_core import wire
+from jm_core.cluster import DEFAULT, ClusterSettings, served_as
 from jm_core.fallback import Picture
 from jm_core.model import BucketKind, BucketStatus, Priority
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from jm_core.wire import BucketRecord, HandlerDefaults, WorkerRecord
+
+    Routes = dict[tuple[str, int], list[BucketRecord]]
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -31,6 +34,8 @@ class RegistryView:
         self.buckets: dict[str, BucketRecord] = {}
         self.bucket_revisions: dict[str, int] = {}
         self.handlers: dict[str, HandlerDefaults] = {}
+        self.cluster: ClusterSettings = DEFAULT
+        self.told: bytes | None = None  # what the KV says of them
         self._routes: dict[tuple[str, int], list[BucketRecord]] = {}
         self._by_worker: dict[str, list[BucketRecord]] = {}
         self._known: dict[str, frozenset[str]] = {}
@@ -105,6 +110,13 @@ class RegistryView:
         else:
             self.handlers[name] = record
 
+    def set_cluster(self, settings: ClusterSettings) -> None:
+        self.cluster = settings
+        self._rebuild()
+
+    def served_as(self, priority: int) -> Priority:
+        return served_as(Priority(priority), self.cluster.off)
+
     def _rebuild(self) -> None:
         self._known = {key: frozenset(worker.handlers) for key, worker in self.workers.items()}
         self._by_worker = {}
@@ -115,7 +127,18 @@ class RegistryView:
                 routes = standing_in if record.kind == BucketKind.FALLBACK else proper
                 routes.setdefault((record.lane, record.serves_priority), []).append(record)
                 self._by_worker.setdefault(record.worker, []).append(record)
-        self._routes = standing_in | proper
+        self._routes = self._by_settings(standing_in | proper)
+
+    def _by_settings(
+        self, routes: dict[tuple[str, int], list[BucketRecord]]
+    ) -> dict[tuple[str, int], list[BucketRecord]]:
+        """Nothing is given out where nothing may start; a disabled priority's jobs go where others of the lane go."""
+        if not self.cluster.starts:
+            return {}
+        off = self.cluster.off
+        instead = {(lane, other): served_as(other, off) for lane in {lane for lane, _ in routes} for other in off}
+        found = {route: routes[route[0], other] for route, other in instead.items() if (route[0], other) in routes}
+        return routes | found
 
     def _forget_in_time(self, key: str) -> None:
         """Ids are never used again, so what is kept of the removed ones must not grow with every worker that ends."""

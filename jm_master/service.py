@@ -16,13 +16,13 @@ import nats.errors
 from msgspec import Struct
 
 from jm_core import api, wire
-from jm_core.errors import InvalidJobError, InvalidNameError, JmError
+from jm_core.errors import InvalidJobError, InvalidNameError, InvalidSettingError, JmError
 from jm_core.model import STATUS_BY_LABEL
 from jm_master.pg_errors import RowRefusedError, StoreContentionError, StoreUnavailableError
 from jm_nats.subjects import INBOX_RULE, is_inbox
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from anyio.abc import TaskGroup, TaskStatus
     from nats.aio.msg import Msg
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from jm_master.waiters import ResultWaiters
     from jm_nats.connection import NatsLink
     from jm_nats.subjects import Names
+
+    Operation = Callable[[bytes], Awaitable[Struct]]
 
 log = logging.getLogger(__name__)
 RequestT = TypeVar("RequestT")
@@ -52,7 +54,12 @@ class RefusedError(JmError):
 
 
 class Service:
-    """Every request gets a reply; what is wrong with it is said in there."""
+    """Every request gets a reply; what is wrong with it is said in there.
+
+    Args:
+        operations: further ones, by name.
+        archived: why nothing may be changed, or None where it may.
+    """
 
     def __init__(
         self,
@@ -62,6 +69,8 @@ class Service:
         waiters: ResultWaiters,
         *,
         unserved: Callable[[], list[api.UnservedKind]] = list,
+        operations: Mapping[str, Operation] | None = None,
+        archived: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._link = link
         self._names = names
@@ -70,7 +79,9 @@ class Service:
         self._unserved_now = unserved
         self._reads = anyio.Semaphore(READS_MAX)
         self._open = 0
-        self._operations: dict[str, Callable[[bytes], Awaitable[Struct]]] = {
+        self._archived = archived
+        self._operations: dict[str, Operation] = {
+            **(operations or {}),
             api.OP_JOB_GET: self._job,
             api.OP_JOB_LIST: self._jobs,
             api.OP_JOB_ATTEMPTS: self._attempts,
@@ -125,6 +136,8 @@ class Service:
         if handle is None:
             known = ", ".join(sorted(self._operations))
             raise RefusedError("bad_request", f"operation {operation!r} is unknown; this version answers {known}")
+        if not api.is_read(operation) and (why := self._archived()) is not None:
+            raise RefusedError("archived", why)
         return self._fitting(await handle(message.data))
 
     def _fitting(self, data: Struct) -> bytes:
@@ -142,29 +155,29 @@ class Service:
     # Operations.
 
     async def _job(self, data: bytes) -> Struct:
-        request = _decode(data, api.JobRef)
+        request = decode(data, api.JobRef)
         view = await self._read(lambda: self._store.get(request.id))
         if view is None:
             raise RefusedError("not_found", f"no job {request.id} on the master (one that is only queued is not there)")
         return view
 
     async def _jobs(self, data: bytes) -> Struct:
-        query = _decode(data, api.JobQuery)
+        query = decode(data, api.JobQuery)
         return await self._read(lambda: self._store.find(query))
 
     async def _attempts(self, data: bytes) -> Struct:
-        request = _decode(data, api.JobRef)
+        request = decode(data, api.JobRef)
         return await self._read(lambda: self._store.attempts(request.id))
 
     async def _counts(self, _: bytes) -> Struct:
         return await self._read(self._store.counts)
 
     async def _rejected(self, data: bytes) -> Struct:
-        query = _decode(data, api.RejectedQuery)
+        query = decode(data, api.RejectedQuery)
         return await self._read(lambda: self._store.rejected(query))
 
     async def _rejected_one(self, data: bytes) -> Struct:
-        request = _decode(data, api.RejectedRef)
+        request = decode(data, api.RejectedRef)
         view = await self._read(lambda: self._store.rejected_one(request.rejected_id))
         if view is None:
             raise RefusedError("not_found", f"nothing rejected has the number {request.rejected_id}")
@@ -175,7 +188,7 @@ class Service:
 
     async def _result(self, data: bytes) -> Struct:
         """Reply at the job's end, or after ``wait_s`` with its state of the moment."""
-        request = _decode(data, api.ResultRequest)
+        request = decode(data, api.ResultRequest)
         until_s = time.monotonic() + min(max(request.wait_s, 0.0), WAIT_MAX_S)
         while True:
             with self._waiters.waiting(request.id.lower()) as ended:
@@ -193,7 +206,7 @@ class Service:
                 return await ask()
 
 
-def _decode(data: bytes, kind: type[RequestT]) -> RequestT:
+def decode(data: bytes, kind: type[RequestT]) -> RequestT:
     try:
         return msgspec.json.decode(data or b"{}", type=kind)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
@@ -211,7 +224,7 @@ def _describe(error: Exception) -> tuple[str, str]:
     match error:
         case RefusedError():
             return error.code, str(error)
-        case InvalidJobError() | InvalidNameError() | RowRefusedError():
+        case InvalidJobError() | InvalidNameError() | InvalidSettingError() | RowRefusedError():
             return "bad_request", str(error)
         case StoreUnavailableError() | StoreContentionError():
             return "unavailable", str(error)

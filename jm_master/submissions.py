@@ -13,6 +13,7 @@ from jm_core import limits, wire
 from jm_core.intake import NewJob, Origin, Parsed, Rejection, read_message
 from jm_core.model import OnConflict
 from jm_core.payload import cut_text
+from jm_core.rejection import rejection
 from jm_core.wire import JobReceipt, Receipts, ReceiptStatus
 from jm_master.save_store import Refusal
 from jm_nats.pull import meta
@@ -134,6 +135,16 @@ def _without_repeats(batch: Sequence[Submitted]) -> list[list[NewJob]]:
             elif seen[job.id] != here:  # else the same message was delivered twice, and is simply recorded
                 submitted.repeats.add(place)
     return kept
+
+
+def refuse_all(submitted: Submitted, reason: str) -> None:
+    """None of its jobs is to be saved, for one reason."""
+    submitted.parsed = [
+        job
+        if isinstance(job, Rejection)
+        else rejection(submitted.raw_of(place), reason, job_id=job.id, handler=job.handler)
+        for place, job in enumerate(submitted.parsed)
+    ]
 
 
 def refusals_of(batch: Sequence[Submitted]) -> list[Refusal]:

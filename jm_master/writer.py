@@ -10,10 +10,11 @@ import anyio
 import nats.errors
 from msgspec import Struct
 
+from jm_core.cluster import archived_text
 from jm_core.intake import ClusterDefaults, Rejection
 from jm_master.in_hand import InHand
 from jm_master.saver import Saver, Work
-from jm_master.submissions import accepted, in_batches, read, receipts_for, refusals_of
+from jm_master.submissions import accepted, in_batches, read, receipts_for, refusals_of, refuse_all
 from jm_nats import telemetry
 from jm_nats.crashpoints import reach
 from jm_nats.pull import ack
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
     from jm_master.registry_view import RegistryView
+    from jm_master.submissions import Submitted
     from jm_nats.connection import NatsLink
     from jm_nats.pull import PullReader
 
@@ -48,12 +50,14 @@ class Writer:
         saver: Saver,
         *,
         view: RegistryView,
+        cluster: str,
         config: WriterConfig,
     ) -> None:
         self._link = link
         self._reader = reader
         self._saver = saver
         self._view = view
+        self._cluster = cluster
         self._config = config
         self._in_hand = InHand(reader)
         self._saved_at_s = 0.0
@@ -74,6 +78,7 @@ class Writer:
     async def save(self, messages: Sequence[Msg]) -> None:
         """One batch, from its bytes to its ack."""
         batch = read(messages, self._reader.stream, self._view.handlers, self._config.defaults)
+        self._turn_away(batch)
         reach("writer.after_read")
         work = Work(batch, [submitted.queued_at for submitted in batch])
         await self._saver.save(work, accepted(batch), refusals_of(batch))
@@ -86,6 +91,15 @@ class Writer:
         for message in messages:
             ack(message)
         reach("writer.after_ack")
+
+    def _turn_away(self, batch: Sequence[Submitted]) -> None:
+        """What came to an archived cluster is refused, with its bytes kept in table ``rejected``."""
+        settings = self._view.cluster
+        if settings.plans:
+            return
+        for submitted in batch:
+            if not settings.accepts(submitted.queued_at):
+                refuse_all(submitted, archived_text(self._cluster, settings))
 
     async def _serve(self) -> None:
         while True:

@@ -8,7 +8,8 @@ import nats.errors
 from msgspec import Struct
 
 from jm_core import api, wire
-from jm_core.errors import InvalidJobError, JmError, NoSuchJobError
+from jm_core.cluster import ClusterChange, ClusterView
+from jm_core.errors import ClusterArchivedError, InvalidJobError, JmError, NoSuchJobError
 from jm_nats.connection import NatsLink
 from jm_nats.subjects import Names
 
@@ -57,6 +58,14 @@ class ApiClient:
         """What due jobs nobody takes, as of the leader's last look."""
         return await self.call(api.OP_UNSERVED, {}, api.UnservedList)
 
+    async def cluster(self) -> ClusterView:
+        """The cluster's settings, and who changed them lately."""
+        return await self.call(api.OP_CLUSTER_GET, {}, ClusterView)
+
+    async def change_cluster(self, change: ClusterChange) -> ClusterView:
+        """Change them; in force for this agent's leader when it returns."""
+        return await self.call(api.OP_CLUSTER_SET, change, ClusterView)
+
     async def result(self, job_id: str, wait_s: float) -> api.ResultReply | None:
         """The job's end, or its state after ``wait_s``; None when no coordinator answered (one may come)."""
         request = api.ResultRequest(job_id, wait_s)
@@ -99,6 +108,8 @@ def _translated(error: api.ApiError) -> JmError:
             return NoSuchJobError(error.message)
         case "bad_request":
             return InvalidJobError("request", error.message, remedy="see --help")
+        case "archived":
+            return ClusterArchivedError(error.message)
         case "unavailable" | "timeout":
             return MasterUnavailableError(f"the coordinator cannot ask Postgres: {error.message}")
         case _:

@@ -29,6 +29,7 @@ from jm_core.payload import check_args, check_no_lost_floats
 from jm_core.wire import JobReceipt, ReceiptStatus, Submission
 from jm_nats import telemetry
 from jm_nats.api_client import ApiClient
+from jm_nats.cluster_look import ClusterLook
 from jm_nats.config import NatsConfig
 from jm_nats.connection import NatsLink, connect
 from jm_nats.errors import NoSuchStreamError
@@ -90,6 +91,7 @@ class JobClient:
 
         Raises:
             InvalidJobError: refused here, nothing was sent.
+            ClusterArchivedError: the cluster takes no jobs; nothing was sent.
             RejectedError: with ``recorded``: the writer refused it (it is in ``jm rejected list``).
             DuplicateJobError: with ``recorded`` and ``on_conflict="reject"``: another job holds the unique key.
             ReceiptTimeoutError: with ``recorded``: queued, but no answer in time.
@@ -100,6 +102,8 @@ class JobClient:
             remedy = "wait for 'recorded', or use return_existing"
             raise InvalidJobError("on_conflict", f"a conflict is not known yet when a job is {wait}", remedy=remedy)
         opened = self._open()
+        if not opened.look.is_open:
+            await opened.look.check()
         telemetry.trace_submission(job)
         if wait == "recorded":
             answer = await opened.recorded(job)
@@ -120,6 +124,7 @@ class JobClient:
 
         Raises:
             InvalidJobError: names the first bad job; what came before it may already be queued.
+            ClusterArchivedError: the cluster takes no jobs; nothing was sent.
         """
         receipts: list[Receipt] = []
         async for part in self.submit_stream(jobs, wait=wait):
@@ -129,6 +134,8 @@ class JobClient:
     async def submit_stream(self, jobs: Iterable[Submission], *, wait: Wait = "queued") -> AsyncIterator[list[Receipt]]:
         """As ``submit_many``, yielding each message's receipts as it is stored: for progress, and bounded memory."""
         opened = self._open()
+        if not opened.look.is_open:
+            await opened.look.check()
         pending: list[asyncio.Task[list[Receipt]]] = []
         try:
             for chunk in _chunks(jobs):
@@ -192,6 +199,7 @@ class _Open:
     def __init__(self, link: NatsLink, client: JobClient) -> None:
         self.link = link
         self.api = ApiClient(link, client.names)
+        self.look = ClusterLook(link, client.names)
         self._names = client.names
         self._subject = client.names.submit
         self._publisher = JetPublisher(link)
@@ -252,6 +260,7 @@ class _Open:
                 await self.queued.close()
                 await self._recorded.close()
         finally:
+            self.look.close()
             await self._receipts.close()
             await self._publisher.close()
             await self.link.close()

@@ -5,7 +5,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from jm_cli import bucket, coordinator, doctor, exits, job, migrate, rejected, submit, top, up, worker
+from jm_cli import bucket, cluster, coordinator, doctor, exits, job, migrate, rejected, submit, top, up, worker
 from jm_cli.demo import command as demo
 from jm_cli.options import expanded
 from jm_cli.redaction import learn_environment
@@ -45,6 +45,7 @@ def root(
 
 worker.add_to(app)
 bucket.add_to(app)
+cluster.add_to(app)
 top.add_to(app)
 coordinator.add_to(app)
 up.add_to(app)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
-from jm_cli.settings import PRIORITY_NAMES, parse_priority, setting, words
+from jm_cli.settings import PRIORITY_NAMES, parse_counts, parse_priority, setting, words
 from jm_core import limits
 from jm_core.model import WorkerMode
 
@@ -90,6 +90,16 @@ class WorkerOptions:
             metavar=PRIORITY_NAMES,
         ),
     ] = None
+    buckets: Annotated[
+        list[str] | None,
+        setting(
+            "--buckets",
+            "JM_WORKER_BUCKETS",
+            "How many buckets a lane has at a priority, e.g. high=2; repeat it, or separate several by commas.",
+            show_default="the cluster's number ('jm cluster set'), else 1",
+            metavar="PRIORITY=N",
+        ),
+    ] = None
     worker_id: Annotated[
         str | None,
         setting(
@@ -154,6 +164,7 @@ class WorkerOptions:
         given = {
             "worker_id": self.worker_id,
             "process_slots": self.process_slots,
+            "buckets": parse_counts(words(self.buckets)) or None,
             "priorities": tuple(parse_priority(word) for word in words(self.priorities)) or None,
         }
         return {

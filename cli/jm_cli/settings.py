@@ -5,6 +5,7 @@ Those of one role, worker or coordinator, are in ``role_settings``.
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -45,6 +46,20 @@ def parse_priority(text: str) -> Priority:
         return PRIORITY_BY_LABEL[text.lower()]
     except KeyError:
         raise typer.BadParameter(f"{text!r} is unknown; use one of {', '.join(PRIORITY_BY_LABEL)}") from None
+
+
+def parse_counts(given: Iterable[str]) -> dict[Priority, int]:
+    """``high=2 low=1``, of which no priority comes twice."""
+    counts: dict[Priority, int] = {}
+    for word in given:
+        label, equals, number = word.partition("=")
+        if not equals or not number.isascii() or not number.isdigit():
+            raise typer.BadParameter(f"{word[:60]!r} is not of the form PRIORITY=N; write it like high=2")
+        priority = parse_priority(label)
+        if priority in counts:
+            raise typer.BadParameter(f"priority {priority.label!r} is given twice; say one number")
+        counts[priority] = int(number[:6])
+    return counts
 
 
 class LogLevel(StrEnum):

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from jm_core.model import BucketEvent, BucketKind, BucketStatus, Priority
@@ -64,7 +65,7 @@ class Buckets:
         self._opening = asyncio.Lock()
         self.own: dict[str, OwnBucket] = {}
         self.room = Room()
-        self.wanted: list[tuple[str, Priority]] = []
+        self.wanted: Counter[tuple[str, Priority]] = Counter()
         self._closing = False  # nothing is opened any more
         self.being_opened: set[str] = set()
         self.check = RegistryCheck(self, link, names, kv, tasks, incarnation=incarnation, replicas=replicas)
@@ -72,7 +73,7 @@ class Buckets:
     # Opening.
 
     async def open_wanted(self) -> None:
-        """A proper bucket for every wanted lane and priority that has none.
+        """As many proper buckets for every wanted lane and priority as there should be.
 
         Raises:
             AgentError.
@@ -80,10 +81,22 @@ class Buckets:
         async with self._opening:
             if self._closing:
                 return
-            served = {(b.value.lane, b.value.priority) for b in self._open_ones(BucketKind.PROPER)}
-            for lane, priority in self.wanted:
-                if (lane, priority) not in served:
-                    await self._open(new_record(self._worker, self._incarnation, lane, priority))
+            for lane, priority in (self.wanted - self._served()).elements():
+                await self._open(new_record(self._worker, self._incarnation, lane, priority))
+
+    def surplus(self) -> list[OwnBucket]:
+        """Proper buckets that are open and not wanted (any more): of several alike, the youngest."""
+        too_many = self._served() - self.wanted
+        found: list[OwnBucket] = []
+        for bucket in reversed(self._open_ones(BucketKind.PROPER)):
+            route = bucket.value.lane, Priority(bucket.value.priority)
+            if too_many[route] > 0:
+                too_many[route] -= 1
+                found.append(bucket)
+        return found
+
+    def _served(self) -> Counter[tuple[str, Priority]]:
+        return Counter((b.value.lane, Priority(b.value.priority)) for b in self._open_ones(BucketKind.PROPER))
 
     async def replace_lost(self) -> None:
         """Open what is wanted and not there; where NATS refuses that, the others go on, and it is tried again."""
@@ -111,7 +124,7 @@ class Buckets:
             log.warning("fallback bucket opened", extra={"bucket": record.bucket, "lane": lane, "reason": reason})
             return (await self._open(record)).name
 
-    def _open_ones(self, kind: BucketKind) -> Iterable[OwnBucket]:
+    def _open_ones(self, kind: BucketKind) -> list[OwnBucket]:
         return [b for b in self.own.values() if not b.port.closed and b.value.kind == kind]
 
     async def _open(self, value: BucketRecord) -> OwnBucket:

@@ -3,11 +3,13 @@
 import os
 import re
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import uuid_utils
 
 from jm_core import limits
+from jm_core.cluster import check_bucket_counts
 from jm_core.errors import InvalidSettingError, check_finite
 from jm_core.ids import parse_name
 from jm_core.model import Priority, WorkerMode
@@ -33,6 +35,7 @@ class WorkerConfig:
         cancel_grace_s: how long a handler may take to end after it was cancelled, before it is reported anyway.
         lease_s: heartbeats missing this long and the buckets are lost; the same everywhere in a cluster.
         replicas: of the bucket's stream.
+        buckets: how many it opens for a lane, by priority; what is not named is the cluster's number, else 1.
         mode: ``execution`` and ``full`` run jobs and adopt lost buckets, ``drain`` only adopts.
 
     Raises:
@@ -49,6 +52,7 @@ class WorkerConfig:
     heartbeat_s: float = limits.HEARTBEAT_S
     lease_s: float = limits.LEASE_S
     replicas: int = 1
+    buckets: Mapping[Priority, int] = field(default_factory=dict)
     mode: WorkerMode = WorkerMode.EXECUTION
 
     def __post_init__(self) -> None:
@@ -59,6 +63,7 @@ class WorkerConfig:
         for name in ("slots", "process_slots", "replicas"):
             if getattr(self, name) < 1:
                 raise InvalidSettingError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        check_bucket_counts(self.buckets)
         if self.slots > 10_000:
             raise InvalidSettingError(f"slots is {self.slots}, the limit is 10000; start more workers instead")
         for name in ("drain_timeout_s", "cancel_grace_s"):

@@ -22,6 +22,7 @@ from jm_core.wire import Progress, Quarantined, Returned, Run, Started
 from jm_nats.clock import Clock
 from jm_nats.handlers import ArgumentsError, Handler
 from jm_nats.worker.execution import Ask, Execution, Executors
+from jm_nats.worker.lane_queue import LaneQueue
 from jm_nats.worker.outcomes import BucketPort, Delivery
 
 log = logging.getLogger("jobmaster.worker")
@@ -66,7 +67,7 @@ class Engine:
         self._on_room = on_room
         self._may_start = may_start
         self._loop = asyncio.get_running_loop()
-        self._ready: dict[Priority, deque[Held]] = {p: deque() for p in Priority}
+        self._ready: dict[Priority, LaneQueue[Held]] = {p: LaneQueue() for p in Priority}
         self._waiting: dict[Priority, int] = dict.fromkeys(Priority, 0)
         self._turns = Turns()
         self._later: list[tuple[float, int, Held]] = []
@@ -83,6 +84,7 @@ class Engine:
         self._suspects: deque[Held] = deque()
         self._suspect: Held | None = None  # whom the next one waits for
         self._suspect_since_s = 0.0
+        self.paused = False  # the cluster starts nothing: what comes goes back
         self.held_bytes = 0
         self.duplicates = 0
         self.finished = 0
@@ -111,7 +113,7 @@ class Engine:
             self._forget()
         if self._later:
             self._arm()
-        if port.closed:
+        if port.closed or self.paused:
             self.hand_back(self.held_of(port), ReturnReason.DRAINED)
         self.pump()
 
@@ -146,7 +148,7 @@ class Engine:
 
     def pump(self) -> None:
         """Fill the free slots. Called whenever a job came, a slot went, or the lease is sure again."""
-        while len(self._running) < self._slots and self._may_start():
+        while len(self._running) < self._slots and not self.paused and self._may_start():
             priority = next_priority(self._waiting, self._running_by, self._turns)
             if priority is None:
                 return
@@ -161,8 +163,8 @@ class Engine:
                 self._start(held)
 
     def waiting_since(self) -> list[Held]:
-        """Due jobs without a slot, oldest first within each priority."""
-        return [held for queue in (*self._ready.values(), self._suspects) for held in queue]
+        """Due jobs without a slot, oldest first within each priority and lane."""
+        return [held for queue in self._ready.values() for held in queue] + list(self._suspects)
 
     def held_of(self, port: BucketPort) -> list[Held]:
         """What of this bucket is here and not started."""
@@ -317,9 +319,8 @@ class Engine:
             return chosen
         gone = set(map(id, chosen))
         for priority, queue in self._ready.items():
-            kept = deque(h for h in queue if id(h) not in gone)
-            self._ready[priority] = kept
-            self._waiting[priority] = len(kept)
+            queue.without(gone)
+            self._waiting[priority] = len(queue)
         self._suspects = deque(h for h in self._suspects if id(h) not in gone)
         self._later = [entry for entry in self._later if id(entry[2]) not in gone]
         heapq.heapify(self._later)
@@ -332,6 +333,14 @@ class Engine:
         """Start nothing more of this bucket, and give back what is held and what comes."""
         port.closed = True
         self.hand_back(self.held_of(port), ReturnReason.DRAINED)
+
+    def pause(self, *, on: bool) -> None:
+        """Start nothing, and give back what is held and what comes; or go on. What runs is left alone."""
+        self.paused = on
+        if on:
+            later = [entry[2] for entry in self._later]
+            self.hand_back(self.waiting_since() + later, ReturnReason.DRAINED)
+        self.pump()
 
     def forget(self, port: BucketPort, why: Ask) -> int:
         """The bucket is somebody else's, or we have halted: end its handlers, drop what is held, report nothing.

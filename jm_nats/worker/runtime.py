@@ -27,6 +27,7 @@ from jm_nats.link_health import watch_link
 from jm_nats.provision import ensure_cluster_at_start
 from jm_nats.publisher import JetPublisher
 from jm_nats.worker.blocking import Culprit
+from jm_nats.worker.cluster_settings import ClusterSettingsFollower
 from jm_nats.worker.config import WorkerConfig
 from jm_nats.worker.engine import Engine
 from jm_nats.worker.execution import Ask, Executors
@@ -175,8 +176,10 @@ class Worker:
         start(parts.guard.run(), "lease")
         start(self._pulse.run(), "pulse")
         if self.runs_jobs:
-            parts.buckets.wanted = [(lane, p) for lane in self.lanes for p in sorted(self.config.priorities)]
+            settings = ClusterSettingsFollower(parts, self.app.names, self.lanes, self.config)
+            await settings.begin()
             await parts.buckets.open_wanted()
+            start(settings.run(), "cluster settings")
             workers = CasKv(parts.link, self.app.names.workers_kv)
             start(Neighbours(workers, parts.engine, self.config.worker_id).run(), "neighbours")
         start(watch_registry(parts), "registry")

@@ -131,7 +131,7 @@ async def test_a_bucket_that_was_listed_unheard_does_not_stay_ours(bench, nats_s
         buckets = worker._parts.buckets
         kv = buckets._kv
         kv.create = loses_the_answer(kv.create)
-        buckets.wanted.append(("mail", Priority.MEDIUM))
+        buckets.wanted["mail", Priority.MEDIUM] += 1
         with pytest.raises(AgentUnavailableError):
             await buckets.open_wanted()
         await buckets.open_wanted()

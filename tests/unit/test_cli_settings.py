@@ -36,7 +36,7 @@ POSTGRES_FIELDS = {
     "bouncer": "postgres_bouncer",
 }
 # Options whose default is made up at start.
-DYNAMIC = {"worker_id", "process_slots", "priorities", "lanes", "nats_url", "dsn"}
+DYNAMIC = {"buckets", "worker_id", "process_slots", "priorities", "lanes", "nats_url", "dsn"}
 
 
 def option_fields(*groups):

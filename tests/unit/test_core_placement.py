@@ -12,6 +12,7 @@ from jm_core.placement import (
     bucket_credit,
     credit_wait_s,
     eligible,
+    shared_out,
     smoothed_rate,
     split,
     worker_credit,
@@ -143,3 +144,14 @@ def test_a_fallback_bucket_takes_only_what_its_worker_knows():
     assert eligible([standing_in], Lane("default"), Priority.MEDIUM, "mail") == [standing_in]
     assert eligible([standing_in], Lane("default"), Priority.MEDIUM, "typo") == []
     assert eligible([standing_in, bucket("b")], Lane("default"), Priority.MEDIUM, "typo") == [bucket("b")]
+
+
+def test_buckets_of_one_worker_share_what_it_may_be_given_and_others_keep_theirs():
+    names = {name: BucketId(name) for name in "abcd"}
+    workers = {BucketId("a"): WorkerId("v"), **{BucketId(name): WorkerId("w") for name in "bcd"}}
+    credits = dict.fromkeys(names.values(), 10)
+    shared = shared_out(credits, workers)
+    assert shared["a"] == 10
+    assert sorted(shared[name] for name in "bcd") == [3, 3, 4]
+    assert shared_out({BucketId("a"): 7, BucketId("b"): 5}, workers) == {"a": 7, "b": 5}
+    assert shared_out({}, {}) == {}

@@ -1,0 +1,185 @@
+"""``jm cluster …``: what is set for all of a cluster, and to change it."""
+
+import getpass
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import typer
+
+from jm_cli.exits import UsageError
+from jm_cli.options import expanded
+from jm_cli.render import moment, print_json, print_line, print_record, print_table, say
+from jm_cli.running import ClientOptions, run_briefly
+from jm_cli.settings import PRIORITY_NAMES, JsonFlag, parse_counts, parse_priority, words
+
+if TYPE_CHECKING:
+    from jm_core.cluster import ClusterChange, ClusterSettings, ClusterView
+
+app = typer.Typer(help="What is set for a cluster: show, set, mode.", rich_markup_mode=None)
+MODES = "active|passive|archived"
+
+
+def add_to(root: typer.Typer) -> None:
+    root.add_typer(app, name="cluster")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhoOptions:
+    """Recorded with the change."""
+
+    TITLE: ClassVar[str] = "Change"
+
+    by: Annotated[
+        str | None, typer.Option("--by", help="Who changes it.", show_default="user@host", metavar="NAME")
+    ] = None
+    reason: Annotated[str, typer.Option("--reason", help="Why, for whoever asks later.", metavar="TEXT")] = ""
+
+    def fields(self) -> dict[str, Any]:
+        return {"by": self.by or _whoami(), "reason": self.reason}
+
+
+def _whoami() -> str:
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError, ImportError):  # a container's user need not have a name
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"
+
+
+@app.command("show")
+@expanded
+def show(*, as_json: JsonFlag = False, options: ClientOptions) -> None:
+    """Show the mode, disabled priorities, bucket counts, agents, and the last changes with who made them.
+
+    Examples:
+        jm cluster show
+        jm cluster show --json | jq .settings.mode
+    """
+    _print(run_briefly(_show(options)), as_json=as_json)
+
+
+@app.command("mode")
+@expanded
+def mode(
+    wanted: Annotated[str, typer.Argument(metavar=MODES, help="What the cluster is to be.")],
+    *,
+    who: WhoOptions,
+    as_json: JsonFlag = False,
+    options: ClientOptions,
+) -> None:
+    """Set what the cluster does, at once and for all of its processes.
+
+    active: accept and run jobs. passive: accept and record, start nothing: jobs that workers hold go back at no cost,
+    those that run end. archived: accept nothing, start nothing; it can still be read. What was accepted before waits.
+
+    Examples:
+        jm cluster mode passive --reason "database maintenance"
+        jm cluster mode active
+    """
+    from jm_core.cluster import ClusterChange  # noqa: PLC0415
+
+    _change(ClusterChange(mode=wanted, **who.fields()), options, as_json=as_json)
+
+
+@app.command("set")
+@expanded
+def set_(
+    *,
+    disable: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--disable", metavar=PRIORITY_NAMES, help="Priority to switch off; repeat it, or separate by commas."
+        ),
+    ] = None,
+    enable: Annotated[
+        list[str] | None, typer.Option("--enable", metavar=PRIORITY_NAMES, help="Priority to switch on again.")
+    ] = None,
+    buckets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--buckets",
+            metavar="PRIORITY=N",
+            help="How many buckets a worker opens for a lane at a priority, where it is told nothing else; 0: one.",
+        ),
+    ] = None,
+    who: WhoOptions,
+    as_json: JsonFlag = False,
+    options: ClientOptions,
+) -> None:
+    """Disable priorities, or set how many buckets they have.
+
+    Jobs of a disabled priority are taken and run with those of the next lower one that is enabled (the next higher, if
+    there is none); their record keeps the priority they were sent with. 'medium' cannot be disabled.
+
+    Examples:
+        jm cluster set --disable critical,very_low
+        jm cluster set --enable critical --buckets high=2
+    """
+    from jm_core.cluster import ClusterChange  # noqa: PLC0415
+
+    change = ClusterChange(
+        disable=[parse_priority(word).label for word in words(disable)],
+        enable=[parse_priority(word).label for word in words(enable)],
+        buckets={priority.label: count for priority, count in parse_counts(words(buckets)).items()},
+        **who.fields(),
+    )
+    if not (change.disable or change.enable or change.buckets):
+        raise UsageError("nothing to set; give --disable, --enable or --buckets (or see 'jm cluster mode')")
+    _change(change, options, as_json=as_json)
+
+
+def _change(change: "ClusterChange", options: ClientOptions, *, as_json: bool) -> None:
+    from jm_core.cluster import DEFAULT, changed  # noqa: PLC0415
+
+    changed(DEFAULT, change, now_s=1.0)  # what can never be set is refused here
+    _print(run_briefly(_set(change, options)), as_json=as_json)
+
+
+async def _show(options: ClientOptions) -> "ClusterView":
+    async with options.client() as client:
+        return await client.api.cluster()
+
+
+async def _set(change: "ClusterChange", options: ClientOptions) -> "ClusterView":
+    async with options.client() as client:
+        return await client.api.change_cluster(change)
+
+
+def _print(view: "ClusterView", *, as_json: bool) -> None:
+    if as_json:
+        print_json(view)
+        return
+    print_record(
+        [
+            ("cluster", view.cluster),
+            ("mode", view.settings.mode.value),
+            ("disabled", " ".join(view.settings.disabled)),
+            ("buckets", _counts(view.settings)),
+        ]
+    )
+    if view.agents:
+        print_line("")
+        columns = ("AGENT", "TERM", "LEADER", "SEEN", "JOBS IN BUCKETS")
+        print_table(
+            columns, [(a.agent, str(a.term), a.holder, moment(a.seen_at), str(a.jobs_in_buckets)) for a in view.agents]
+        )
+    if view.changes:
+        print_line("")
+        rows = [(moment(c.changed_at), c.changed_by, _text(c.after), c.reason) for c in view.changes]
+        print_table(("CHANGED", "BY", "TO", "REASON"), rows)
+    else:
+        say("never changed")
+
+
+def _counts(settings: "ClusterSettings") -> str:
+    return " ".join(f"{label}={count}" for label, count in settings.buckets.items())
+
+
+def _text(after: object) -> str:
+    """What it was changed to, in a line."""
+    from jm_core.cluster import decode_settings  # noqa: PLC0415
+
+    settings = decode_settings(bytes(after))  # type: ignore[call-overload]
+    off = f"without {' '.join(settings.disabled)}" if settings.disabled else ""
+    return "; ".join(filter(None, (settings.mode.value, off, _counts(settings))))

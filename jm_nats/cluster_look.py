@@ -1,0 +1,86 @@
+"""What a client knows of its cluster's mode: asked for once, then told by every change.
+
+A KV's values are ordinary messages on ``$KV.<kv>.<key>``, so that a plain subscription hears of changes and costs the
+server no consumer per client. What is missed while the connection is down is asked for again. A client that may do
+neither takes the cluster for open: the writer refuses what must be refused, whoever sent it.
+"""
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import nats.errors
+from nats.aio.msg import Msg
+
+from jm_core.cluster import DEFAULT, KEY, ClusterSettings, archived_text, decode_settings
+from jm_core.errors import ClusterArchivedError
+from jm_nats.connection import NatsLink
+from jm_nats.errors import AgentError
+from jm_nats.kv import OPERATION_HEADER, CasKv
+from jm_nats.subjects import Names
+
+if TYPE_CHECKING:
+    from nats.aio.subscription import Subscription
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S: Final = 1.0
+
+
+class ClusterLook:
+    """Looks at the first submission, not before: who only asks needs no look."""
+
+    def __init__(self, link: NatsLink, names: Names) -> None:
+        self._link = link
+        self._names = names
+        self._settings: ClusterSettings = DEFAULT
+        self._looked = False
+        self._one_by_one = asyncio.Lock()
+        self._subscription: Subscription | None = None
+        self._forget = link.on_reconnect(self._connected_again)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether jobs may be sent, as far as is known; False: ``check`` has to say."""
+        return self._looked and self._settings.plans
+
+    async def check(self) -> None:
+        """Raises: ClusterArchivedError."""
+        async with self._one_by_one:
+            if not self._looked:
+                await self._look()
+        if not self._settings.plans:
+            raise ClusterArchivedError(archived_text(self._names.cluster, self._settings))
+
+    def close(self) -> None:
+        """The subscription ends with the connection."""
+        self._forget()
+
+    def _connected_again(self) -> None:
+        self._looked = False
+
+    async def _look(self) -> None:
+        self._looked = True  # a change from here on is heard, and overrides an answer that is older
+        before = self._settings
+        try:
+            if self._subscription is None:
+                subject = f"$KV.{self._names.cluster_kv}.{KEY}"
+                self._subscription = await self._link.nc.subscribe(subject, cb=self._heard)
+            kv = CasKv(self._link, self._names.cluster_kv)
+            async with asyncio.timeout(PATIENCE_S):
+                entry = await kv.get(KEY)
+        except (AgentError, nats.errors.Error, TimeoutError) as error:
+            log.debug("the cluster's mode is not known", extra={"problem": str(error)})
+            return
+        if self._settings is before:
+            self._take(entry.value if entry else None)
+
+    async def _heard(self, message: Msg) -> None:
+        self._take(None if OPERATION_HEADER in (message.headers or {}) else message.data)
+
+    def _take(self, value: bytes | None) -> None:
+        try:
+            self._settings = DEFAULT if value is None else decode_settings(value)
+        except msgspec.DecodeError as error:  # of a newer version: the writer knows
+            log.debug("cluster settings cannot be read", extra={"problem": str(error)})
