@@ -104,7 +104,7 @@ class SkipReason(StrEnum):
 class ScheduleSpec(Struct, omit_defaults=True, kw_only=True):
     """The definition. None: what the handler, then the cluster, has as default (``zone``: the cluster's zone).
 
-    ``kind`` is ``cron every rrule natural``. Instants need an offset; both ends are included. ``jitter_s`` delays each
+    ``kind`` is ``cron every rrule plain``. Instants need an offset; both ends are included. ``jitter_s`` delays each
     job by 0 to so many seconds, the same for the same instant every time; it must be less than the interval.
     ``misfire_window_s``: missed instants older than that are never run (None: no limit; at least 60).
     """

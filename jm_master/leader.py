@@ -18,6 +18,8 @@ from jm_master.ledger import LATER_HORIZON_S, Ledger
 from jm_master.lost import Undertaker
 from jm_master.outbox import Outbox
 from jm_master.placer import Placer
+from jm_master.plan_store import PlanStore
+from jm_master.planner import Planner
 from jm_master.reconcile import Reconciler, Wired, follow_hints
 from jm_master.record_store import RecordStore
 from jm_master.recorder import Recorder
@@ -78,6 +80,7 @@ class Leader:
         self._duties = duties
         self._waiters = ResultWaiters()
         self._assign = Wake()
+        self._plan = Wake()
         self._ledger = Ledger(registry.view)
 
     async def run(self, holder: str, leading: asyncio.Event) -> None:
@@ -112,6 +115,7 @@ class Leader:
                     "undertaker": self._undertaker(recorder, term).run,
                     "fallback": fallback.run,
                     "reconciler": reconciler.run,
+                    "planner": self._planner(term).run,
                     "hints": partial(follow_hints, self._link, self._names, reconciler),
                 }
                 for name, work in duties.items():
@@ -191,6 +195,19 @@ class Leader:
             term=term,
             threshold_s=self._config.transient_threshold_s,
             poll_s=self._config.poll_s,
+        )
+
+    def _planner(self, term: Term) -> Planner:
+        return Planner(
+            self._database,
+            PlanStore(self._database, term),
+            self._registry.view,
+            assign=self._assign,
+            wake=self._plan,
+            term=term,
+            cluster=self._names.cluster,
+            zone=self._config.schedule_zone,
+            threshold_s=self._config.transient_threshold_s,
         )
 
     def _undertaker(self, recorder: Recorder, term: Term) -> Undertaker:
