@@ -54,7 +54,7 @@ class Rules(Struct, frozen=True):
 class Progress(Struct, frozen=True):
     """How far a schedule is planned. ``blocker``: id of an unfinished job of it, where its overlap policy asks."""
 
-    since: datetime  # of its creation: nothing before it counts
+    since: datetime  # of its creation or last change: no instant until then counts
     next_at: datetime | None = None  # the first instant not decided; None: never looked at
     floor_at: datetime | None = None
     floor_reason: SkipReason | None = None
@@ -162,7 +162,7 @@ class _Planner:
         return self._now if self._rules.at_instant else self._now + timedelta(seconds=self._reach.ahead_s)
 
     def _first(self) -> datetime | None:
-        """A schedule begins with its creation, or with its start if that is later: nothing is made up for."""
+        """A definition begins when it is made, or with its start if that is later: nothing is made up for."""
         since, starts_at = self._progress.since, self._rules.starts_at
         return self._after(since if starts_at is None or starts_at <= since else just_before(starts_at))
 

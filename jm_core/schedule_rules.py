@@ -140,7 +140,12 @@ def edited(spec: ScheduleSpec, edit: ScheduleEdit) -> ScheduleSpec:
 
 def same_spec(one: ScheduleSpec, other: ScheduleSpec) -> bool:
     """Whether they mean the same; arguments are compared as JSON values, for Postgres writes them its own way."""
-    return bool(msgspec.json.decode(msgspec.json.encode(one)) == msgspec.json.decode(msgspec.json.encode(other)))
+    return _meaning(one) == _meaning(other)
+
+
+def _meaning(spec: ScheduleSpec) -> dict[str, Any]:
+    fields = msgspec.structs.asdict(spec)
+    return {**fields, "args": {} if spec.args is None else msgspec.json.decode(spec.args) or {}}
 
 
 def same_recurrence(one: ScheduleSpec, other: ScheduleSpec) -> bool:

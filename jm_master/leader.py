@@ -26,6 +26,8 @@ from jm_master.recorder import Recorder
 from jm_master.runs import RunSender
 from jm_master.save_store import SaveStore
 from jm_master.saver import Saver
+from jm_master.schedule_service import ScheduleService
+from jm_master.schedule_store import ScheduleStore
 from jm_master.service import Service
 from jm_master.waiters import ResultWaiters
 from jm_master.wake import Wake
@@ -120,7 +122,7 @@ class Leader:
                 }
                 for name, work in duties.items():
                     tasks.start_soon(self._duties.run, name, work)
-                await tasks.start(self._service(fallback).run)
+                await tasks.start(self._service(fallback, term).run)
                 log.info("leading", extra={"holder": holder, "term": term})
                 self._duties.all_run()
                 leading.set()
@@ -239,6 +241,13 @@ class Leader:
             threshold_s=self._config.no_bucket_threshold_s,
         )
 
-    def _service(self, fallback: FallbackDuty) -> Service:
+    def _service(self, fallback: FallbackDuty, term: Term) -> Service:
         store = JobStore(self._database)
-        return Service(self._link, self._names, store, self._waiters, unserved=fallback.unserved)
+        schedules = ScheduleService(
+            self._schedule_store(term), self._registry.view, zone=self._config.schedule_zone, assign=self._assign
+        )
+        more = schedules.operations()
+        return Service(self._link, self._names, store, self._waiters, unserved=fallback.unserved, more=more)
+
+    def _schedule_store(self, term: Term) -> ScheduleStore:
+        return ScheduleStore(self._database, term, on_change=self._plan.set)

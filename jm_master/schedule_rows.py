@@ -77,7 +77,7 @@ def columns_of(spec: ScheduleSpec) -> list[Any]:
 def progress_of(row: asyncpg.Record) -> Progress:
     reason = row["floor_reason"]
     return Progress(
-        since=row["created_at"],
+        since=row["since_at"],
         next_at=row["next_at"],
         floor_at=row["floor_at"],
         floor_reason=None if reason is None else SkipReason(reason),

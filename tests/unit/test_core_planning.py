@@ -197,7 +197,7 @@ def test_a_pause_over_a_weekend_ends_with_the_next_regular_instant() -> None:
 
 
 def test_an_edit_begins_anew_and_records_nothing() -> None:
-    edited = Progress(since=T0, floor_at=T0 + seconds(90))
+    edited = Progress(since=T0 + seconds(90))
     plan = planned(Rules(), edited, MINUTELY, T0 + seconds(90))
     assert plan.instants[0] == T0 + seconds(120)
     assert plan.skips == []

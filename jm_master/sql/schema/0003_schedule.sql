@@ -37,8 +37,9 @@ CREATE TABLE jobmaster.schedule (
     next_at          timestamptz,                  -- the first instant that is not decided; NULL: never looked at
     last_at          timestamptz,                  -- the last instant that became a job
     queued_at        timestamptz,                  -- the instant that waits for its predecessor (queue_one)
-    floor_at         timestamptz,                  -- instants until here are skipped, for floor_reason
+    floor_at         timestamptz,                  -- what was left out until here is skipped for floor_reason
     floor_reason     text,
+    since_at         timestamptz NOT NULL DEFAULT now(),  -- no instant until here counts: it was made, or changed, then
     plan_at          timestamptz DEFAULT '-infinity',  -- when the planner looks next; NULL: at once
     plan_no          bigint      NOT NULL DEFAULT 0,  -- grows with every plan: a plan that was made before is refused
     generation       int         NOT NULL DEFAULT 1,  -- grows when planned jobs are taken back; part of the jobs' ids
