@@ -62,6 +62,30 @@ def check_finite(settings: Mapping[str, object]) -> None:
             raise InvalidSettingError(f"{name} is {value}; it must be a finite number")
 
 
+class InvalidScheduleError(JmError, ValueError):
+    """A schedule, or a part of it, that can never be accepted as it stands.
+
+    Args:
+        field: which part: ``cron``, ``every``, ``rrule``, ``plain``, ``zone``, ``after``, ...
+        problem: what is wrong with it, the limit where there is one.
+        position: the character of the expression where it goes wrong, 1-based; None: the whole of it.
+        expected: what could stand there instead.
+        remedy: what to do, one clause.
+    """
+
+    def __init__(
+        self, field: str, problem: str, position: int | None = None, expected: tuple[str, ...] = (), *, remedy: str
+    ) -> None:
+        where = f" at position {position}" if position is not None else ""
+        wanted = f"; expected {' or '.join(expected)}" if expected else ""
+        super().__init__(f"schedule, {field}: {problem}{where}{wanted}; {remedy}")
+        self.field = field
+        self.problem = problem
+        self.position = position
+        self.expected = expected
+        self.remedy = remedy
+
+
 class IllegalMoveError(JmError):
     """A state machine was asked for a move that its table does not have. Always a bug."""
 

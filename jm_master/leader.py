@@ -22,12 +22,16 @@ from jm_master.ledger import LATER_HORIZON_S, Ledger
 from jm_master.lost import Undertaker
 from jm_master.outbox import Outbox
 from jm_master.placer import Placer
+from jm_master.plan_store import PlanStore
+from jm_master.planner import Planner
 from jm_master.reconcile import Reconciler, Wired, follow_hints
 from jm_master.record_store import RecordStore
 from jm_master.recorder import Recorder
 from jm_master.runs import RunSender
 from jm_master.save_store import SaveStore
 from jm_master.saver import Saver
+from jm_master.schedule_service import ScheduleService
+from jm_master.schedule_store import ScheduleStore
 from jm_master.service import Service
 from jm_master.waiters import ResultWaiters
 from jm_master.wake import Wake
@@ -83,6 +87,7 @@ class Leader:
         self._duties = duties
         self._waiters = ResultWaiters()
         self._assign = Wake()
+        self._plan = Wake()
         self._ledger = Ledger(registry.view)
 
     async def run(self, holder: str, leading: asyncio.Event) -> None:
@@ -122,11 +127,12 @@ class Leader:
                     "fallback": fallback.run,
                     "canceller": canceller.run,
                     "reconciler": reconciler.run,
+                    "planner": self._planner(term).run,
                     "hints": partial(follow_hints, self._link, self._names, reconciler),
                 }
                 for name, work in duties.items():
                     tasks.start_soon(self._duties.run, name, work)
-                await tasks.start(self._service(fallback, settings).run)
+                await tasks.start(self._service(fallback, settings, term).run)
                 log.info("leading", extra={"holder": holder, "term": term})
                 self._duties.all_run()
                 leading.set()
@@ -210,6 +216,19 @@ class Leader:
             poll_s=self._config.poll_s,
         )
 
+    def _planner(self, term: Term) -> Planner:
+        return Planner(
+            self._database,
+            PlanStore(self._database, term),
+            self._registry.view,
+            assign=self._assign,
+            wake=self._plan,
+            term=term,
+            cluster=self._names.cluster,
+            zone=self._config.schedule_zone,
+            threshold_s=self._config.transient_threshold_s,
+        )
+
     def _undertaker(self, recorder: Recorder, term: Term) -> Undertaker:
         return Undertaker(
             self._link,
@@ -243,15 +262,21 @@ class Leader:
         kv = CasKv(self._link, self._names.cluster_kv)
         return ClusterDuty(self._link, kv, self._database, self._registry.view, assign=self._assign, term=term)
 
-    def _service(self, fallback: FallbackDuty, settings: ClusterDuty) -> Service:
+    def _service(self, fallback: FallbackDuty, settings: ClusterDuty, term: Term) -> Service:
         store = JobStore(self._database)
         cluster = ClusterApi(self._names.cluster, self._registry.view, settings)
+        schedules = ScheduleService(
+            self._schedule_store(term), self._registry.view, zone=self._config.schedule_zone, assign=self._assign
+        )
         return Service(
             self._link,
             self._names,
             store,
             self._waiters,
             unserved=fallback.unserved,
-            operations=cluster.operations,
+            operations={**cluster.operations, **schedules.operations()},
             archived=cluster.archived,
         )
+
+    def _schedule_store(self, term: Term) -> ScheduleStore:
+        return ScheduleStore(self._database, term, on_change=self._plan.set)
