@@ -20,7 +20,7 @@ OP_CLUSTER_GET: Final = "cluster-get"  # {} -> cluster.ClusterView
 OP_CLUSTER_SET: Final = "cluster-set"  # cluster.ClusterChange -> cluster.ClusterView
 
 # What an archived cluster still answers: operations whose name ends so, and the one that ends the archiving.
-_READS: Final = ("-get", "-list", "-attempts", "-result", "-count", "-preview")
+_READS: Final = ("-get", "-list", "-attempts", "-result", "-count", "-preview", "-skips", "-show", "-history")
 _ALWAYS: Final = frozenset({OP_UNSERVED, OP_CLUSTER_SET})
 
 
