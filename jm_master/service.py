@@ -11,20 +11,22 @@ import time
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import anyio
-import msgspec
 import nats.errors
-from msgspec import Struct
 
 from jm_core import api, wire
-from jm_core.errors import InvalidJobError, InvalidNameError, JmError
+from jm_core.errors import InvalidJobError, InvalidNameError
 from jm_core.model import STATUS_BY_LABEL
+from jm_master.api_errors import RefusedError, decoded
 from jm_master.pg_errors import RowRefusedError, StoreContentionError, StoreUnavailableError
+from jm_master.terms import LostTermError
+from jm_nats.errors import AgentError
 from jm_nats.subjects import INBOX_RULE, is_inbox
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from anyio.abc import TaskGroup, TaskStatus
+    from msgspec import Struct
     from nats.aio.msg import Msg
 
     from jm_master.job_store import JobStore
@@ -43,14 +45,6 @@ WAIT_MAX_S: Final = 60.0
 REPLY_MARGIN_BYTES: Final = 1024
 
 
-class RefusedError(JmError):
-    """Becomes the ``error`` of a reply."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
 class Service:
     """Every request gets a reply; what is wrong with it is said in there."""
 
@@ -62,7 +56,9 @@ class Service:
         waiters: ResultWaiters,
         *,
         unserved: Callable[[], list[api.UnservedKind]] = list,
+        more: Mapping[str, Callable[[bytes], Awaitable[Struct]]] | None = None,
     ) -> None:
+        """Args: more: further operations, by name."""
         self._link = link
         self._names = names
         self._store = store
@@ -79,6 +75,7 @@ class Service:
             api.OP_REJECTED_LIST: self._rejected,
             api.OP_REJECTED_GET: self._rejected_one,
             api.OP_UNSERVED: self._unserved,
+            **(more or {}),
         }
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -142,29 +139,29 @@ class Service:
     # Operations.
 
     async def _job(self, data: bytes) -> Struct:
-        request = _decode(data, api.JobRef)
+        request = decoded(data, api.JobRef)
         view = await self._read(lambda: self._store.get(request.id))
         if view is None:
             raise RefusedError("not_found", f"no job {request.id} on the master (one that is only queued is not there)")
         return view
 
     async def _jobs(self, data: bytes) -> Struct:
-        query = _decode(data, api.JobQuery)
+        query = decoded(data, api.JobQuery)
         return await self._read(lambda: self._store.find(query))
 
     async def _attempts(self, data: bytes) -> Struct:
-        request = _decode(data, api.JobRef)
+        request = decoded(data, api.JobRef)
         return await self._read(lambda: self._store.attempts(request.id))
 
     async def _counts(self, _: bytes) -> Struct:
         return await self._read(self._store.counts)
 
     async def _rejected(self, data: bytes) -> Struct:
-        query = _decode(data, api.RejectedQuery)
+        query = decoded(data, api.RejectedQuery)
         return await self._read(lambda: self._store.rejected(query))
 
     async def _rejected_one(self, data: bytes) -> Struct:
-        request = _decode(data, api.RejectedRef)
+        request = decoded(data, api.RejectedRef)
         view = await self._read(lambda: self._store.rejected_one(request.rejected_id))
         if view is None:
             raise RefusedError("not_found", f"nothing rejected has the number {request.rejected_id}")
@@ -175,7 +172,7 @@ class Service:
 
     async def _result(self, data: bytes) -> Struct:
         """Reply at the job's end, or after ``wait_s`` with its state of the moment."""
-        request = _decode(data, api.ResultRequest)
+        request = decoded(data, api.ResultRequest)
         until_s = time.monotonic() + min(max(request.wait_s, 0.0), WAIT_MAX_S)
         while True:
             with self._waiters.waiting(request.id.lower()) as ended:
@@ -193,13 +190,6 @@ class Service:
                 return await ask()
 
 
-def _decode(data: bytes, kind: type[RequestT]) -> RequestT:
-    try:
-        return msgspec.json.decode(data or b"{}", type=kind)
-    except (msgspec.DecodeError, RecursionError, ValueError) as error:
-        raise RefusedError("bad_request", f"request of {len(data)} bytes: {error}") from None
-
-
 def _encoded_error(error: Exception, subject: str) -> bytes:
     code, text = _describe(error)
     if code == "internal":
@@ -213,7 +203,7 @@ def _describe(error: Exception) -> tuple[str, str]:
             return error.code, str(error)
         case InvalidJobError() | InvalidNameError() | RowRefusedError():
             return "bad_request", str(error)
-        case StoreUnavailableError() | StoreContentionError():
+        case StoreUnavailableError() | StoreContentionError() | LostTermError() | AgentError():
             return "unavailable", str(error)
         case TimeoutError():
             return "timeout", f"Postgres did not answer within {READ_TIMEOUT_S:g} s; narrow the question or ask later"
