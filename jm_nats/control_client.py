@@ -100,7 +100,7 @@ class Control:
         if not verdict.changed and verdict.status not in ("cancelled", "processing"):
             raise ActionRefusedError(f"job {verdict.id} is not cancelled: {verdict.note}")
         if wait is not None and verdict.status not in TERMINAL:
-            verdict.status = await self._ended(verdict.id, wait)
+            verdict.status = await self.ended(verdict.id, wait)
         return verdict
 
     async def requeue(
@@ -253,7 +253,12 @@ class Control:
             return await self.api.call(name, request, ControlReply)
         return await self.api.call(name, request, ControlReply, timeout_s=START_TIMEOUT_S)
 
-    async def _ended(self, job_id: str, wait: float | timedelta) -> str:
+    async def ended(self, job_id: str, wait: float | timedelta) -> str:
+        """The state in which a job has ended, once it has.
+
+        Raises:
+            ResultTimeoutError: it has not within ``wait``; of one that was asked to end.
+        """
         patience_s = wait.total_seconds() if isinstance(wait, timedelta) else wait
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + patience_s
@@ -277,8 +282,8 @@ def _raw(args: Any) -> Raw | None:
     if args is None or isinstance(args, Raw):
         return args
     try:
-        raw = Raw(wire.encode(args))
+        raw = wire.encode(args)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise JmError(f"args: not JSON: {error}") from None
     check_no_lost_floats(args, raw, "args")
-    return raw
+    return Raw(raw)
