@@ -29,7 +29,7 @@ def is_read(operation: str) -> bool:
 
 
 class ApiError(Struct, omit_defaults=True):
-    """``code`` is one of ``not_found bad_request unavailable timeout archived``; ``message`` is for people."""
+    """``code`` is one of ``not_found bad_request refused unavailable timeout archived``; ``message`` is for people."""
 
     code: str
     message: str
@@ -100,6 +100,9 @@ class JobView(Struct, omit_defaults=True):
     args_cut: bool = False
     result: OptionalRaw = None
     error: str | None = None
+    cancel_requested_at: datetime | None = None  # of a job that still runs: it is asked to end
+    cancelled_by: str | None = None
+    cancel_reason: str | None = None
 
 
 class JobList(Struct):

@@ -8,7 +8,7 @@ from msgspec import Raw
 
 from jm_core import api
 from jm_core.cluster import ChangeView, ClusterChange, ClusterView, archived_text
-from jm_master.service import decode
+from jm_master.api_errors import decoded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,7 +34,7 @@ class ClusterApi:
         return await self._shown()
 
     async def _set(self, data: bytes) -> ClusterView:
-        await self._duty.change(decode(data, ClusterChange))
+        await self._duty.change(decoded(data, ClusterChange))
         return await self._shown()
 
     async def _shown(self) -> ClusterView:

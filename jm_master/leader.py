@@ -14,6 +14,9 @@ from jm_master.cancel import Canceller
 from jm_master.cancel_store import CancelStore
 from jm_master.cluster_api import ClusterApi
 from jm_master.cluster_duty import ClusterDuty
+from jm_master.control import Control
+from jm_master.control_service import ControlService
+from jm_master.control_store import ControlStore
 from jm_master.dispatch_store import DispatchStore
 from jm_master.fallback import FallbackDuty
 from jm_master.job_store import JobStore
@@ -24,6 +27,7 @@ from jm_master.outbox import Outbox
 from jm_master.placer import Placer
 from jm_master.plan_store import PlanStore
 from jm_master.planner import Planner
+from jm_master.recall import Recaller
 from jm_master.reconcile import Reconciler, Wired, follow_hints
 from jm_master.record_store import RecordStore
 from jm_master.recorder import Recorder
@@ -115,6 +119,7 @@ class Leader:
             events = await stack.enter_async_context(self._events())
             recorder = self._recorder(events, term)
             canceller = self._canceller(publisher, term)
+            control = self._control(canceller, term)
             async with anyio.create_task_group() as tasks:
                 fallback, reconciler = self._fallback(dispatch), self._reconciler(recorder)
                 duties: dict[str, Callable[[], Awaitable[None]]] = {
@@ -126,13 +131,14 @@ class Leader:
                     "undertaker": self._undertaker(recorder, term).run,
                     "fallback": fallback.run,
                     "canceller": canceller.run,
+                    "control": control.run,
                     "reconciler": reconciler.run,
                     "planner": self._planner(term).run,
                     "hints": partial(follow_hints, self._link, self._names, reconciler),
                 }
                 for name, work in duties.items():
                     tasks.start_soon(self._duties.run, name, work)
-                await tasks.start(self._service(fallback, settings, term).run)
+                await tasks.start(self._service(fallback, settings, control, term).run)
                 log.info("leading", extra={"holder": holder, "term": term})
                 self._duties.all_run()
                 leading.set()
@@ -262,7 +268,19 @@ class Leader:
         kv = CasKv(self._link, self._names.cluster_kv)
         return ClusterDuty(self._link, kv, self._database, self._registry.view, assign=self._assign, term=term)
 
-    def _service(self, fallback: FallbackDuty, settings: ClusterDuty, term: Term) -> Service:
+    def _control(self, canceller: Canceller, term: Term) -> Control:
+        recaller = Recaller(self._link, self._names, self._rpc, self._registry.view)
+        return Control(
+            self._database,
+            ControlStore(self._database, term, canceller.store),
+            canceller,
+            recaller,
+            ledger=self._ledger,
+            view=self._registry.view,
+            assign=self._assign,
+        )
+
+    def _service(self, fallback: FallbackDuty, settings: ClusterDuty, control: Control, term: Term) -> Service:
         store = JobStore(self._database)
         cluster = ClusterApi(self._names.cluster, self._registry.view, settings)
         schedules = ScheduleService(
@@ -274,7 +292,7 @@ class Leader:
             store,
             self._waiters,
             unserved=fallback.unserved,
-            operations={**cluster.operations, **schedules.operations()},
+            operations={**cluster.operations, **schedules.operations(), **ControlService(control, store).operations()},
             archived=cluster.archived,
         )
 

@@ -19,7 +19,7 @@ from jm_core.intake import ClusterDefaults
 from jm_core.payload import check_args, cut_text
 from jm_core.planning import upcoming
 from jm_core.schedule_rules import check_spec, edited, job_of, recurrence_of, same_recurrence, same_spec
-from jm_master.refusal import RefusedError
+from jm_master.api_errors import RefusedError, decoded
 from jm_master.schedule_rows import spec_of
 from jm_master.schedule_store import ScheduleWrite
 
@@ -89,11 +89,11 @@ class ScheduleService:
     # Reads.
 
     async def _get(self, data: bytes) -> Struct:
-        request = _decode(data, api.ScheduleRef)
+        request = decoded(data, api.ScheduleRef)
         return await self._view_of(request.name, min(max(request.upcoming, 0), UPCOMING_MAX))
 
     async def _list(self, data: bytes) -> Struct:
-        query = _decode(data, api.ScheduleQuery)
+        query = decoded(data, api.ScheduleQuery)
         _check_known("state", query.state, api.ScheduleState)
         _check_known("origin", [query.origin] if query.origin else [], api.Origin)
         limit = min(max(query.limit, 1), PAGE_MAX)
@@ -102,7 +102,7 @@ class ScheduleService:
         return api.ScheduleList(views, more=len(rows) > limit)
 
     async def _skips(self, data: bytes) -> Struct:
-        query = _decode(data, api.SkipQuery)
+        query = decoded(data, api.SkipQuery)
         _check_known("reason", [query.reason] if query.reason else [], api.SkipReason)
         limit = min(max(query.limit, 1), PAGE_MAX)
         rows = await self._store.skips(query, limit + 1)
@@ -113,7 +113,7 @@ class ScheduleService:
     # Changes.
 
     async def _add(self, data: bytes) -> Struct:
-        request = _decode(data, api.ScheduleAdd)
+        request = decoded(data, api.ScheduleAdd)
         spec, by = request.spec, _by(request.by)
         self._check(spec, await self._store.now())
         state = ScheduleState.PAUSED if request.paused else ScheduleState.ACTIVE
@@ -134,7 +134,7 @@ class ScheduleService:
             )
 
     async def _edit(self, data: bytes) -> Struct:
-        edit = _decode(data, api.ScheduleEdit)
+        edit = decoded(data, api.ScheduleEdit)
         by, reason = _by(edit.by), _reason(edit.reason)
         async with self._store.hold(edit.name, ScheduleWrite("edit", edit.name, by, reason)) as found:
             held = _existing(found, edit.name)
@@ -157,7 +157,7 @@ class ScheduleService:
         return await self._view_of(edit.name, cancelled=held.cancelled)
 
     async def _pause(self, data: bytes) -> Struct:
-        request = _decode(data, api.ScheduleAction)
+        request = decoded(data, api.ScheduleAction)
         by, reason = _by(request.by), _reason(request.reason)
         async with self._store.hold(request.name, ScheduleWrite("pause", request.name, by, reason)) as found:
             held = _existing(found, request.name)
@@ -166,7 +166,7 @@ class ScheduleService:
         return await self._view_of(request.name, cancelled=held.cancelled)
 
     async def _resume(self, data: bytes) -> Struct:
-        request = _decode(data, api.ScheduleAction)
+        request = decoded(data, api.ScheduleAction)
         by, reason = _by(request.by), _reason(request.reason)
         async with self._store.hold(request.name, ScheduleWrite("resume", request.name, by, reason)) as found:
             held = _existing(found, request.name)
@@ -183,7 +183,7 @@ class ScheduleService:
         return await self._view_of(request.name)
 
     async def _delete(self, data: bytes) -> Struct:
-        request = _decode(data, api.ScheduleAction)
+        request = decoded(data, api.ScheduleAction)
         by, reason = _by(request.by), _reason(request.reason)
         last = await self._view_of(request.name)
         async with self._store.hold(request.name, ScheduleWrite("delete", request.name, by, reason)) as found:
@@ -199,7 +199,7 @@ class ScheduleService:
         return last
 
     async def _run_now(self, data: bytes) -> Struct:
-        request = _decode(data, api.RunNow)
+        request = decoded(data, api.RunNow)
         by = _by(request.by)
         job_id = str(uuid_utils.uuid7()) if request.request_id is None else parse_job_id(request.request_id)
         write = ScheduleWrite("run-now", request.name, by, job_id=job_id)
@@ -311,13 +311,6 @@ def _check_known(field: str, given: list[str], known: Any) -> None:
     for label in given:
         if label not in labels:
             raise InvalidScheduleError(field, f"{label[:40]!r} is unknown", remedy=f"use one of {', '.join(labels)}")
-
-
-def _decode(data: bytes, kind: type[RequestT]) -> RequestT:
-    try:
-        return msgspec.json.decode(data or b"{}", type=kind)
-    except (msgspec.DecodeError, RecursionError, ValueError) as error:
-        raise RefusedError("bad_request", f"request of {len(data)} bytes: {error}") from None
 
 
 assert BY_CHARS_MAX < limits.METADATA_BYTES_MAX

@@ -11,22 +11,22 @@ import time
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import anyio
-import msgspec
 import nats.errors
-from msgspec import Struct
 
 from jm_core import api, wire
 from jm_core.errors import InvalidJobError, InvalidNameError, InvalidScheduleError, InvalidSettingError
 from jm_core.model import STATUS_BY_LABEL
+from jm_master.api_errors import RefusedError, decoded
 from jm_master.pg_errors import RowRefusedError, StoreContentionError, StoreUnavailableError
-from jm_master.refusal import RefusedError
 from jm_master.terms import LostTermError
+from jm_nats.errors import AgentError
 from jm_nats.subjects import INBOX_RULE, is_inbox
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from anyio.abc import TaskGroup, TaskStatus
+    from msgspec import Struct
     from nats.aio.msg import Msg
 
     from jm_master.job_store import JobStore
@@ -150,29 +150,29 @@ class Service:
     # Operations.
 
     async def _job(self, data: bytes) -> Struct:
-        request = decode(data, api.JobRef)
+        request = decoded(data, api.JobRef)
         view = await self._read(lambda: self._store.get(request.id))
         if view is None:
             raise RefusedError("not_found", f"no job {request.id} on the master (one that is only queued is not there)")
         return view
 
     async def _jobs(self, data: bytes) -> Struct:
-        query = decode(data, api.JobQuery)
+        query = decoded(data, api.JobQuery)
         return await self._read(lambda: self._store.find(query))
 
     async def _attempts(self, data: bytes) -> Struct:
-        request = decode(data, api.JobRef)
+        request = decoded(data, api.JobRef)
         return await self._read(lambda: self._store.attempts(request.id))
 
     async def _counts(self, _: bytes) -> Struct:
         return await self._read(self._store.counts)
 
     async def _rejected(self, data: bytes) -> Struct:
-        query = decode(data, api.RejectedQuery)
+        query = decoded(data, api.RejectedQuery)
         return await self._read(lambda: self._store.rejected(query))
 
     async def _rejected_one(self, data: bytes) -> Struct:
-        request = decode(data, api.RejectedRef)
+        request = decoded(data, api.RejectedRef)
         view = await self._read(lambda: self._store.rejected_one(request.rejected_id))
         if view is None:
             raise RefusedError("not_found", f"nothing rejected has the number {request.rejected_id}")
@@ -183,7 +183,7 @@ class Service:
 
     async def _result(self, data: bytes) -> Struct:
         """Reply at the job's end, or after ``wait_s`` with its state of the moment."""
-        request = decode(data, api.ResultRequest)
+        request = decoded(data, api.ResultRequest)
         until_s = time.monotonic() + min(max(request.wait_s, 0.0), WAIT_MAX_S)
         while True:
             with self._waiters.waiting(request.id.lower()) as ended:
@@ -209,13 +209,6 @@ def _half(page: Struct) -> Struct | None:
     return type(page)(rows[: len(rows) // 2], more=True)
 
 
-def decode(data: bytes, kind: type[RequestT]) -> RequestT:
-    try:
-        return msgspec.json.decode(data or b"{}", type=kind)
-    except (msgspec.DecodeError, RecursionError, ValueError) as error:
-        raise RefusedError("bad_request", f"request of {len(data)} bytes: {error}") from None
-
-
 def _encoded_error(error: Exception, subject: str) -> bytes:
     code, text = _describe(error)
     if code == "internal":
@@ -231,10 +224,8 @@ def _describe(error: Exception) -> tuple[str, str]:
             InvalidJobError() | InvalidNameError() | InvalidScheduleError() | InvalidSettingError() | RowRefusedError()
         ):
             return "bad_request", str(error)
-        case StoreUnavailableError() | StoreContentionError():
+        case StoreUnavailableError() | StoreContentionError() | LostTermError() | AgentError():
             return "unavailable", str(error)
-        case LostTermError():
-            return "unavailable", f"{error}; ask again"
         case TimeoutError():
             return "timeout", f"Postgres did not answer within {READ_TIMEOUT_S:g} s; narrow the question or ask later"
         case _:

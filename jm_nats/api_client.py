@@ -9,7 +9,13 @@ from msgspec import Struct
 
 from jm_core import api, wire
 from jm_core.cluster import ClusterChange, ClusterView
-from jm_core.errors import ClusterArchivedError, InvalidJobError, JmError, NoSuchJobError
+from jm_core.errors import (
+    ActionRefusedError,
+    ClusterArchivedError,
+    InvalidJobError,
+    JmError,
+    NoSuchJobError,
+)
 from jm_nats.connection import NatsLink
 from jm_nats.subjects import Names
 
@@ -110,6 +116,8 @@ def _translated(error: api.ApiError) -> JmError:
             return InvalidJobError("request", error.message, remedy="see --help")
         case "archived":
             return ClusterArchivedError(error.message)
+        case "refused":
+            return ActionRefusedError(error.message)
         case "unavailable" | "timeout":
             return MasterUnavailableError(f"the coordinator cannot ask Postgres: {error.message}")
         case _:

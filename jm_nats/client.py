@@ -32,6 +32,7 @@ from jm_nats.api_client import ApiClient
 from jm_nats.cluster_look import ClusterLook
 from jm_nats.config import NatsConfig
 from jm_nats.connection import NatsLink, connect
+from jm_nats.control_client import Control
 from jm_nats.errors import NoSuchStreamError
 from jm_nats.handlers import CheckedJob
 from jm_nats.packer import Packer, encode_message, message_chunks
@@ -61,7 +62,7 @@ class ReceiptTimeoutError(JmError, TimeoutError):
     """
 
 
-class JobClient:
+class JobClient(Control):
     """Submits jobs to one cluster. Use as ``async with``; safe for any number of concurrent calls."""
 
     def __init__(self, cluster: str, config: NatsConfig, *, receipt_timeout_s: float = RECEIPT_TIMEOUT_S) -> None:

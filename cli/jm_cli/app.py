@@ -5,7 +5,22 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from jm_cli import bucket, cluster, coordinator, doctor, exits, job, migrate, rejected, submit, top, up, worker
+from jm_cli import (
+    audit,
+    bucket,
+    cluster,
+    coordinator,
+    doctor,
+    exits,
+    job,
+    job_control,
+    migrate,
+    rejected,
+    submit,
+    top,
+    up,
+    worker,
+)
 from jm_cli.demo import command as demo
 from jm_cli.options import expanded
 from jm_cli.redaction import learn_environment
@@ -33,9 +48,9 @@ def root(
         jm up                                      # in one terminal
         jm submit hello '{"name": "you"}'          # in another one, same folder
 
-    Exit codes: 0 done, 1 unexpected, 2 usage, 3 NATS, 4 Postgres, 5 no coordinator, 6 not found, 7 job failed or
-    rejected, 8 no worker or no answer of it, 9 already running, 130 interrupted, 141 output closed. JM_DEBUG=1 shows
-    tracebacks.
+    Exit codes: 0 done, 1 unexpected, 2 usage, 3 NATS, 4 Postgres, 5 no coordinator, 6 not found, 7 job failed,
+    rejected or action refused, 8 no worker or no answer of it, 9 already running, 130 interrupted, 141 output closed.
+    JM_DEBUG=1 shows tracebacks.
     """
     if version:
         typer.echo(package_version())
@@ -52,6 +67,8 @@ up.add_to(app)
 demo.add_to(app)
 submit.add_to(app)
 job.add_to(app)
+job_control.add_to(job.app)
+audit.add_to(app)
 rejected.add_to(app)
 migrate.add_to(app)
 doctor.add_to(app)

@@ -9,6 +9,7 @@ from typing import Final
 from jm_cli.plain_text import one_line
 from jm_cli.redaction import redact
 from jm_core.errors import (
+    ActionRefusedError,
     ClusterArchivedError,
     ClusterUnknownError,
     DuplicateJobError,
@@ -48,8 +49,8 @@ MEANING: Final = {
     ExitCode.POSTGRES: "Postgres cannot be reached or used",
     ExitCode.NO_COORDINATOR: "no coordinator answers, or it cannot write to Postgres",
     ExitCode.NOT_FOUND: "no such job, rejected message, worker, bucket or cluster",
-    ExitCode.OUTCOME: "a job failed, was rejected (also by `--on-conflict reject`, or by an archived cluster), or had "
-    "not ended in time",
+    ExitCode.OUTCOME: "a job failed, was rejected (also by `--on-conflict reject`, or by an archived cluster), had not "
+    "ended in time, or an action on it was refused",
     ExitCode.NO_WORKER: "`jm doctor`: all is well, but no worker is alive; `jm worker`: it is gone, does not "
     "answer, or refuses",
     ExitCode.ALREADY_RUNNING: "`jm up` runs already on this data",
@@ -131,7 +132,7 @@ def _codes() -> list[tuple[tuple[type[BaseException], ...], ExitCode]]:
         ((NoSuchJobError, ClusterUnknownError), ExitCode.NOT_FOUND),
         ((NoSuchWorkerError, WorkerRefusedError), ExitCode.NO_WORKER),
         ((JobFailedError, DuplicateJobError, RejectedError, ResultTimeoutError), ExitCode.OUTCOME),
-        ((ClusterArchivedError,), ExitCode.OUTCOME),
+        ((ClusterArchivedError, ActionRefusedError), ExitCode.OUTCOME),
         ((InvalidJobError, InvalidNameError, InvalidSettingError), ExitCode.USAGE),
         ((LeaseConflictError, PayloadTooLargeError, WorkerNameTakenError), ExitCode.USAGE),
         ((StoreUnavailableError, StoreMisconfiguredError, MigrationBlockedError), ExitCode.POSTGRES),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 STATUS_NAMES: Final = [label for label, status in STATUS_BY_LABEL.items() if status is not JobStatus.PENDING_SAVE]
 LIMIT_MAX: Final = 1000
 
-app = typer.Typer(help="Look at jobs: list, show, attempts.", rich_markup_mode=None)
+app = typer.Typer(help="Look at jobs, and act on them.", rich_markup_mode=None)
 JobIdArgument = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
 
 
@@ -180,6 +180,9 @@ def print_job(job: "JobView") -> None:
             ("metadata", "\n".join(f"{key}={value}" for key, value in (job.metadata or {}).items())),
             ("trace", job.trace or ""),
             ("progress", _progress(job)),
+            ("cancel asked", moment(job.cancel_requested_at)),
+            ("cancelled by", job.cancelled_by or ""),
+            ("cancel reason", job.cancel_reason or ""),
         ]
     )
     for title, text in (

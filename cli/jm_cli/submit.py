@@ -136,7 +136,7 @@ def submit(
         "unique_key": unique_key,
         "unique_for_s": None if unique_for is None else _unique_for_s(unique_for),
         "on_conflict": on_conflict,
-        "metadata": _metadata(meta),
+        "metadata": metadata_of(meta),
         "id": job_id,
     }
     if file is not None:
@@ -182,10 +182,10 @@ def _job(handler: str, args: str | None, fields: dict[str, Any]) -> "Submission"
     """
     from jm_nats.client import submission  # noqa: PLC0415
 
-    return submission(handler, _raw_args(args), **fields)
+    return submission(handler, raw_args(args), **fields)
 
 
-def _raw_args(text: str | None) -> Any:
+def raw_args(text: str | None) -> Any:
     """``text`` as it is, once it is known to be one JSON value: digits and key order are the caller's."""
     import msgspec  # noqa: PLC0415
 
@@ -207,7 +207,7 @@ def _unique_for_s(text: str) -> float:
     return limits.UNIQUE_FOR_S_MAX if text.strip().lower() == "forever" else parse_delay(text, "--unique-for")
 
 
-def _metadata(given: list[str] | None) -> dict[str, str] | None:
+def metadata_of(given: list[str] | None) -> dict[str, str] | None:
     pairs = [text.partition("=") for text in given or []]
     for key, equals, _ in pairs:
         if not key or not equals:
