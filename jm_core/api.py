@@ -24,7 +24,7 @@ UNKNOWN: Final = "unknown"  # the status of a job that the master does not have
 
 
 class ApiError(Struct, omit_defaults=True):
-    """``code`` is one of ``not_found bad_request unavailable timeout``; ``message`` is for people."""
+    """``code`` is one of ``not_found bad_request refused unavailable timeout``; ``message`` is for people."""
 
     code: str
     message: str
@@ -127,6 +127,9 @@ class JobView(Struct, omit_defaults=True):
     args_cut: bool = False
     result: OptionalRaw = None
     error: str | None = None
+    cancel_requested_at: datetime | None = None  # of a job that still runs: it is asked to end
+    cancelled_by: str | None = None
+    cancel_reason: str | None = None
 
 
 class JobList(Struct):

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from jm_core import limits, wire
+from jm_core.control import late_note
 from jm_core.model import AttemptOutcome, JobStatus, ReturnReason
 from jm_core.payload import cut_text
 from jm_core.retry import Backoff, GiveUp, after_failure
@@ -186,6 +188,15 @@ def after_abandonment(held: Held, policy: Backoff, *, now_s: float, u: float) ->
 
 def as_end(success: wire.Finished) -> End:
     return _end_of_finished(success)
+
+
+def after_cancel(end: End) -> End:
+    """``end`` of a job whose cancel was asked for: it ends cancelled. A success came too late, and is noted as that."""
+    if end.outcome != _SUCCEEDED:
+        return end
+    return replace(
+        end, outcome=AttemptOutcome.CANCELLED, result=None, error=late_note(bytes(end.result) if end.result else None)
+    )
 
 
 def storable(end: End, problem: str) -> End:

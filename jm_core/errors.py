@@ -101,6 +101,10 @@ class NoSuchJobError(JmError, LookupError):
     """The master has no job with this id (yet: a job only ``queued`` is not known to it)."""
 
 
+class ActionRefusedError(JmError):
+    """An operator's action does not apply to the job as it is, or not to as many jobs as expected; nothing changed."""
+
+
 class ResultTimeoutError(JmError, TimeoutError):
     """The job had not ended when the caller's patience did. The job itself goes on."""
 

@@ -15,6 +15,13 @@ class Holds(Struct, tag="holds", tag_field="op"):
     jobs: list[tuple[str, int]]  # (job id, dispatch)
 
 
+class Recall(Struct, tag="recall", tag_field="op"):
+    """Which of these dispatches of ``bucket`` can you do without? They will not start with you."""
+
+    bucket: str
+    jobs: list[tuple[str, int]]  # (job id, dispatch)
+
+
 class OpenFallback(Struct, tag="open-fallback", tag_field="op"):
     """Open a fallback bucket for jobs of ``lane`` and priority ``serves``. Done already is done."""
 
@@ -46,7 +53,7 @@ class Status(Struct, tag="status", tag_field="op"):
     """What are you doing?"""
 
 
-Request = Holds | OpenFallback | Retire | Drain | Stop | Status
+Request = Holds | Recall | OpenFallback | Retire | Drain | Stop | Status
 
 
 class RunningJob(Struct, omit_defaults=True):
@@ -72,6 +79,7 @@ class Answer(Struct, omit_defaults=True):
 
     error: str = ""
     held: list[str] = []  # to Holds: job ids
+    recalled: list[str] = []  # to Recall: job ids
     bucket: str = ""  # to OpenFallback
     status: WorkerStatus | None = None
 

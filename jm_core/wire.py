@@ -164,6 +164,7 @@ class HandlerDefaults(Struct, frozen=True, omit_defaults=True):
     timeout_s: float
     backoff: Backoff
     seen_at: float = 0.0
+    executor: str = ""  # async, thread or process; a thread cannot be forced to end
 
 
 class BucketRecord(Struct, frozen=True, omit_defaults=True):

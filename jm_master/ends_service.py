@@ -6,11 +6,11 @@ import time
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import anyio
-import msgspec
 
 from jm_core import api, limits
 from jm_core.errors import InvalidJobError
 from jm_core.model import STATUS_BY_LABEL
+from jm_master.api_errors import decoded
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -48,7 +48,7 @@ class EndsService:
 
     async def _result(self, data: bytes) -> Struct:
         """Reply at the job's end, or after ``wait_s`` with its state of the moment."""
-        request = _request(data, api.ResultRequest)
+        request = decoded(data, api.ResultRequest)
         until_s = _until_s(request.wait_s)
         while True:
             with self._waiters.waiting(request.id.lower()) as ended:
@@ -58,7 +58,7 @@ class EndsService:
 
     async def _results(self, data: bytes) -> Struct:
         """Reply with all that have ended, as soon as one has; after ``wait_s`` with none."""
-        request = _request(data, api.ResultsRequest)
+        request = decoded(data, api.ResultsRequest)
         if not 1 <= len(request.ids) <= limits.RESULT_IDS_MAX:
             problem = f"{len(request.ids)} ids"
             raise InvalidJobError("ids", problem, remedy=f"ask for 1 to {limits.RESULT_IDS_MAX} at a time")
@@ -72,21 +72,13 @@ class EndsService:
 
     async def _progress(self, data: bytes) -> Struct:
         """Reply as soon as it differs from what the asker has seen, or after ``wait_s``."""
-        request = _request(data, api.ProgressRequest)
+        request = decoded(data, api.ProgressRequest)
         until_s = _until_s(request.wait_s)
         while True:
             with self._waiters.watching(request.id.lower()) as news:
                 reply = await self._read(lambda: self._store.progress(request.id))
                 if reply != request.seen or _has_ended(reply.status) or not await _wait(news, until_s):
                     return reply
-
-
-def _request(data: bytes, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(data or b"{}", type=kind)
-    except (msgspec.DecodeError, RecursionError, ValueError) as error:
-        problem = f"{len(data)} bytes: {error}"
-        raise InvalidJobError("request", problem, remedy="see docs/wire-format.md for its fields") from None
 
 
 def _has_ended(status: str) -> bool:

@@ -143,6 +143,9 @@ def _job(row: asyncpg.Record) -> JobView:
         args_cut=row["args_cut"],
         result=_raw(row["result"]),
         error=row["error"],
+        cancel_requested_at=row["cancel_requested_at"],
+        cancelled_by=row["cancelled_by"],
+        cancel_reason=row["cancel_reason"],
     )
 
 

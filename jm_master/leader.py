@@ -10,6 +10,11 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from jm_master.assign import Assigner
+from jm_master.cancel import Canceller
+from jm_master.cancel_store import CancelStore
+from jm_master.control import Control
+from jm_master.control_service import ControlService
+from jm_master.control_store import ControlStore
 from jm_master.dispatch_store import DispatchStore
 from jm_master.fallback import FallbackDuty
 from jm_master.job_store import JobStore
@@ -18,6 +23,7 @@ from jm_master.ledger import LATER_HORIZON_S, Ledger
 from jm_master.lost import Undertaker
 from jm_master.outbox import Outbox
 from jm_master.placer import Placer
+from jm_master.recall import Recaller
 from jm_master.reconcile import Reconciler, Wired, follow_hints
 from jm_master.record_store import RecordStore
 from jm_master.recorder import Recorder
@@ -102,6 +108,8 @@ class Leader:
             pending = await stack.enter_async_context(self._pending())
             events = await stack.enter_async_context(self._events())
             recorder = self._recorder(events, term)
+            canceller = self._canceller(publisher, term)
+            control = self._control(canceller, term)
             async with anyio.create_task_group() as tasks:
                 fallback, reconciler = self._fallback(dispatch), self._reconciler(recorder)
                 duties: dict[str, Callable[[], Awaitable[None]]] = {
@@ -111,12 +119,14 @@ class Leader:
                     "assigner": self._assigner(dispatch, sender, outbox, term).run,
                     "undertaker": self._undertaker(recorder, term).run,
                     "fallback": fallback.run,
+                    "canceller": canceller.run,
+                    "control": control.run,
                     "reconciler": reconciler.run,
                     "hints": partial(follow_hints, self._link, self._names, reconciler),
                 }
                 for name, work in duties.items():
                     tasks.start_soon(self._duties.run, name, work)
-                await tasks.start(self._service(fallback).run)
+                await tasks.start(self._service(fallback, control).run)
                 log.info("leading", extra={"holder": holder, "term": term})
                 self._duties.all_run()
                 leading.set()
@@ -174,11 +184,16 @@ class Leader:
             RecordStore(self._database, term),
             self._ledger,
             self._registry.view,
+            cancels=CancelStore(self._database, term),
             waiters=self._waiters,
             assign=self._assign,
             term=term,
             batch_events=self._config.record_batch_events,
         )
+
+    def _canceller(self, publisher: JetPublisher, term: Term) -> Canceller:
+        store = CancelStore(self._database, term)
+        return Canceller(self._database, store, publisher, self._names, ledger=self._ledger, waiters=self._waiters)
 
     def _assigner(self, dispatch: DispatchStore, sender: RunSender, outbox: Outbox, term: Term) -> Assigner:
         return Assigner(
@@ -223,6 +238,19 @@ class Leader:
             threshold_s=self._config.no_bucket_threshold_s,
         )
 
-    def _service(self, fallback: FallbackDuty) -> Service:
+    def _control(self, canceller: Canceller, term: Term) -> Control:
+        recaller = Recaller(self._link, self._names, self._rpc, self._registry.view)
+        return Control(
+            self._database,
+            ControlStore(self._database, term, canceller.store),
+            canceller,
+            recaller,
+            ledger=self._ledger,
+            view=self._registry.view,
+            assign=self._assign,
+        )
+
+    def _service(self, fallback: FallbackDuty, control: Control) -> Service:
         store = JobStore(self._database)
-        return Service(self._link, self._names, store, self._waiters, unserved=fallback.unserved)
+        more = ControlService(control, store).operations()
+        return Service(self._link, self._names, store, self._waiters, unserved=fallback.unserved, more=more)

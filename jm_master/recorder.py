@@ -16,7 +16,7 @@ import anyio
 from msgspec.structs import replace
 
 from jm_core import wire
-from jm_core.ends import End, after_abandonment, after_loss, as_end, sort_events, storable
+from jm_core.ends import End, after_abandonment, after_cancel, after_loss, as_end, sort_events, storable
 from jm_core.model import JobStatus, ReturnReason
 from jm_core.retry import DEFAULT_BACKOFF
 from jm_master.in_hand import InHand
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from jm_core.ends import Held
     from jm_core.ids import Term
+    from jm_master.cancel_store import CancelStore
     from jm_master.database import Database
     from jm_master.ledger import Ledger
     from jm_master.record_store import RecordStore
@@ -60,6 +61,7 @@ class Recorder:
         ledger: Ledger,
         view: RegistryView,
         *,
+        cancels: CancelStore,
         waiters: ResultWaiters,
         assign: Wake,
         term: Term,
@@ -69,6 +71,7 @@ class Recorder:
         self._reader = reader
         self._database = database
         self._store = store
+        self._cancels = cancels
         self._ledger = ledger
         self._view = view
         self._waiters = waiters
@@ -133,7 +136,7 @@ class Recorder:
 
         async def apply(some: Sequence[wire.Finished], at: Sequence[int]) -> None:
             answer = await self._ride_out(lambda: self._store.record_successes(some, at, batch.workers))
-            self._settle(batch, some, at, answer)
+            await self._settle(batch, some, at, answer)
 
         await _bisecting(events, places, apply, refused)
 
@@ -148,7 +151,7 @@ class Recorder:
 
         async def apply(some: Sequence[End], at: Sequence[int]) -> None:
             answer = await self._ride_out(lambda: self._store.record_ends(some, at, batch.workers, batch.buckets))
-            self._settle(batch, some, at, answer)
+            await self._settle(batch, some, at, answer)
             if any(end.status is JobStatus.ON_MASTER for end in some):
                 self._assign.set()
 
@@ -238,12 +241,16 @@ class Recorder:
         self.stale += count
         telemetry.outcomes_stale(count)
 
-    def _settle(
+    async def _settle(
         self, batch: Batch, ends: Sequence[wire.Finished | End], places: Sequence[int], answer: Recorded
     ) -> None:
         """Give credit back for what was recorded, and wake who waits for it."""
-        if answer.applied is not None:
-            kept = [i for i, end in enumerate(ends) if end.id in answer.applied]
+        applied = answer.applied
+        if answer.count < len(ends):
+            cancelled = await self._end_cancelled(batch, ends, places, but=applied or frozenset())
+            applied = None if applied is None else applied | cancelled
+        if applied is not None:
+            kept = [i for i, end in enumerate(ends) if end.id in applied]
             self._count_stale(len(ends) - len(kept))
             ends, places = [ends[i] for i in kept], [places[i] for i in kept]
         now_s = time.monotonic()
@@ -252,6 +259,19 @@ class Recorder:
             report = batch.reports[place]
             self._ledger.settle(report.bucket, report.worker, count, run_s=sample.get(place), now_s=now_s)
         self._waiters.ended([end.id for end in ends])
+
+    async def _end_cancelled(
+        self, batch: Batch, ends: Sequence[wire.Finished | End], places: Sequence[int], *, but: frozenset[str]
+    ) -> frozenset[str]:
+        """What the fence refused may be of jobs whose cancel was asked for: they end now, and are never run again."""
+        refused = [
+            (after_cancel(as_end(end) if isinstance(end, wire.Finished) else end), place)
+            for end, place in zip(ends, places, strict=True)
+            if end.id not in but
+        ]
+        some, at = [end for end, _ in refused], [place for _, place in refused]
+        answer = await self._ride_out(lambda: self._cancels.end_cancelled(some, at, batch.workers, batch.buckets))
+        return answer.applied or frozenset()
 
 
 def _run_s(end: wire.Finished | End) -> float | None:

@@ -10,20 +10,22 @@ import logging
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import anyio
-import msgspec
 import nats.errors
-from msgspec import Struct
 
 from jm_core import api, wire
-from jm_core.errors import InvalidJobError, InvalidNameError, JmError
+from jm_core.errors import InvalidJobError, InvalidNameError
+from jm_master.api_errors import RefusedError, decoded
 from jm_master.ends_service import EndsService
 from jm_master.pg_errors import RowRefusedError, StoreContentionError, StoreUnavailableError
+from jm_master.terms import LostTermError
+from jm_nats.errors import AgentError
 from jm_nats.subjects import INBOX_RULE, is_inbox
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from anyio.abc import TaskGroup, TaskStatus
+    from msgspec import Struct
     from nats.aio.msg import Msg
 
     from jm_master.job_store import JobStore
@@ -41,14 +43,6 @@ READ_TIMEOUT_S: Final = 5.0
 REPLY_MARGIN_BYTES: Final = 1024
 
 
-class RefusedError(JmError):
-    """Becomes the ``error`` of a reply."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
 class Service:
     """Every request gets a reply; what is wrong with it is said in there."""
 
@@ -60,7 +54,9 @@ class Service:
         waiters: ResultWaiters,
         *,
         unserved: Callable[[], list[api.UnservedKind]] = list,
+        more: Mapping[str, Callable[[bytes], Awaitable[Struct]]] | None = None,
     ) -> None:
+        """Args: more: further operations, by name."""
         self._link = link
         self._names = names
         self._store = store
@@ -76,6 +72,7 @@ class Service:
             api.OP_REJECTED_GET: self._rejected_one,
             api.OP_UNSERVED: self._unserved,
             **EndsService(store, waiters, self._read).operations(),
+            **(more or {}),
         }
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -139,29 +136,29 @@ class Service:
     # Operations.
 
     async def _job(self, data: bytes) -> Struct:
-        request = _decode(data, api.JobRef)
+        request = decoded(data, api.JobRef)
         view = await self._read(lambda: self._store.get(request.id))
         if view is None:
             raise RefusedError("not_found", f"no job {request.id} on the master (one that is only queued is not there)")
         return view
 
     async def _jobs(self, data: bytes) -> Struct:
-        query = _decode(data, api.JobQuery)
+        query = decoded(data, api.JobQuery)
         return await self._read(lambda: self._store.find(query))
 
     async def _attempts(self, data: bytes) -> Struct:
-        request = _decode(data, api.JobRef)
+        request = decoded(data, api.JobRef)
         return await self._read(lambda: self._store.attempts(request.id))
 
     async def _counts(self, _: bytes) -> Struct:
         return await self._read(self._store.counts)
 
     async def _rejected(self, data: bytes) -> Struct:
-        query = _decode(data, api.RejectedQuery)
+        query = decoded(data, api.RejectedQuery)
         return await self._read(lambda: self._store.rejected(query))
 
     async def _rejected_one(self, data: bytes) -> Struct:
-        request = _decode(data, api.RejectedRef)
+        request = decoded(data, api.RejectedRef)
         view = await self._read(lambda: self._store.rejected_one(request.rejected_id))
         if view is None:
             raise RefusedError("not_found", f"nothing rejected has the number {request.rejected_id}")
@@ -174,13 +171,6 @@ class Service:
         with anyio.fail_after(READ_TIMEOUT_S):
             async with self._reads:
                 return await ask()
-
-
-def _decode(data: bytes, kind: type[RequestT]) -> RequestT:
-    try:
-        return msgspec.json.decode(data or b"{}", type=kind)
-    except (msgspec.DecodeError, RecursionError, ValueError) as error:
-        raise RefusedError("bad_request", f"request of {len(data)} bytes: {error}") from None
 
 
 def _encoded_error(error: Exception, subject: str) -> bytes:
@@ -196,7 +186,7 @@ def _describe(error: Exception) -> tuple[str, str]:
             return error.code, str(error)
         case InvalidJobError() | InvalidNameError() | RowRefusedError():
             return "bad_request", str(error)
-        case StoreUnavailableError() | StoreContentionError():
+        case StoreUnavailableError() | StoreContentionError() | LostTermError() | AgentError():
             return "unavailable", str(error)
         case TimeoutError():
             return "timeout", f"Postgres did not answer within {READ_TIMEOUT_S:g} s; narrow the question or ask later"

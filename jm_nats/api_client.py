@@ -8,7 +8,7 @@ import nats.errors
 from msgspec import Struct
 
 from jm_core import api, wire
-from jm_core.errors import InvalidJobError, JmError, NoSuchJobError
+from jm_core.errors import ActionRefusedError, InvalidJobError, JmError, NoSuchJobError
 from jm_nats.connection import NatsLink
 from jm_nats.subjects import Names
 
@@ -110,6 +110,8 @@ def _translated(error: api.ApiError) -> JmError:
             return NoSuchJobError(error.message)
         case "bad_request":
             return InvalidJobError("request", error.message, remedy="see --help")
+        case "refused":
+            return ActionRefusedError(error.message)
         case "unavailable" | "timeout":
             return MasterUnavailableError(f"the coordinator cannot ask Postgres: {error.message}")
         case _:

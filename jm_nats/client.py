@@ -27,6 +27,7 @@ from jm_nats import results, telemetry
 from jm_nats.api_client import ApiClient
 from jm_nats.config import NatsConfig
 from jm_nats.connection import NatsLink, connect
+from jm_nats.control_client import Control
 from jm_nats.errors import NoSuchStreamError
 from jm_nats.handle import JobHandle
 from jm_nats.handlers import CheckedJob
@@ -57,7 +58,7 @@ class ReceiptTimeoutError(JmError, TimeoutError):
     """
 
 
-class JobClient:
+class JobClient(Control):
     """Submits jobs to one cluster. Use as ``async with``; safe for any number of concurrent calls."""
 
     def __init__(self, cluster: str, config: NatsConfig, *, receipt_timeout_s: float = RECEIPT_TIMEOUT_S) -> None:

@@ -271,7 +271,9 @@ class Handler:
 
     def defaults(self) -> HandlerDefaults:
         """What the cluster is told, so that foreign clients may leave it out."""
-        return HandlerDefaults(self.lane, self.priority.label, self.max_attempts, self.timeout_s, self.backoff)
+        return HandlerDefaults(
+            self.lane, self.priority.label, self.max_attempts, self.timeout_s, self.backoff, executor=self.executor
+        )
 
     # -- declaration
 

@@ -10,8 +10,8 @@ INSERT INTO jobmaster.setting (key, value) VALUES ($1, $2) ON CONFLICT (key) DO 
 SELECT count(*) FILTER (WHERE status > 1) AS in_buckets, count(*) AS unfinished FROM jobmaster.job WHERE status < 4;
 
 -- name: put_back
--- Up to $2 jobs that lie in a bucket, back to the master at no cost of an attempt. What had started gets its row in
--- `attempt`; should its worker still be at it, the dispatch fence refuses its outcome.
+-- Up to $2 jobs that lie in a bucket, back to the master at no cost of an attempt; what was asked to be cancelled is
+-- cancelled. What had started gets its row in `attempt`; should its worker still be at it, the dispatch fence refuses its outcome.
 WITH term AS MATERIALIZED (
     SELECT FROM jobmaster.leader WHERE term = $1 FOR SHARE
 ), picked AS MATERIALIZED (
@@ -19,7 +19,9 @@ WITH term AS MATERIALIZED (
      WHERE status IN (2, 3) AND EXISTS (SELECT FROM term) LIMIT $2 FOR UPDATE
 ), back AS (
     UPDATE jobmaster.job AS j
-       SET status = 1, bucket_id = NULL, excused = j.excused + CASE WHEN p.status = 3 THEN 1 ELSE 0 END
+       SET status = CASE WHEN j.cancel_requested_at IS NULL THEN 1 ELSE 6 END, bucket_id = NULL,
+           finished_at = CASE WHEN j.cancel_requested_at IS NULL THEN j.finished_at ELSE now() END,
+           excused = j.excused + CASE WHEN p.status = 3 THEN 1 ELSE 0 END
       FROM picked AS p WHERE j.id = p.id
     RETURNING j.id, j.attempt, j.dispatch, p.status AS was, p.bucket_id, j.worker_id, j.started_at
 ), ended AS (

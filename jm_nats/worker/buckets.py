@@ -14,6 +14,7 @@ from jm_nats.kv import CasKv
 from jm_nats.provision import ensure_bucket
 from jm_nats.publisher import JetPublisher
 from jm_nats.subjects import Names
+from jm_nats.worker.control import ControlIntake
 from jm_nats.worker.engine import Engine
 from jm_nats.worker.execution import Ask
 from jm_nats.worker.intake import Intake, Room
@@ -148,8 +149,12 @@ class Buckets:
             self._tasks.start(port.reporter.run(), f"reports {bucket.name}"),
             self._tasks.start(self._serve(bucket), f"intake {bucket.name}"),
             self._tasks.start(bucket.intake.keep_alive(), f"keep-alive {bucket.name}"),
+            self._tasks.start(self._control(bucket).run(), f"control {bucket.name}"),
         ]
         return bucket
+
+    def _control(self, bucket: OwnBucket) -> ControlIntake:
+        return ControlIntake(self._link, self._names, bucket.port, self._engine, lambda: self._heal(bucket))
 
     async def _serve(self, bucket: OwnBucket) -> None:
         """Read its runs; when its stream or consumer was deleted, find out why."""

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 from jm_core import limits, rpc
+from jm_core.control import CancelOrder
 from jm_core.health import Invariant, InvariantViolatedError
 from jm_core.model import Priority, ReturnReason
 from jm_core.payload import cut_text
@@ -359,6 +360,53 @@ class Engine:
                 execution.ask(why, self._loop.time())
                 asked += 1
         return asked
+
+    def cancel(self, orders: Sequence[CancelOrder]) -> int:
+        """Drop or end these dispatches, by an operator's order; how many handlers were asked to end. First what waits
+        here, so that none of it starts in a slot that this frees. The record has decided already: what is handed back
+        ends there.
+        """
+        running = {execution.run.id: execution for execution in self._running if not execution.reported}
+        ending: list[tuple[Execution, str]] = []
+        waiting: list[Held] = []
+        for order in orders:
+            held = self._open.get(order.id)
+            if held is None or held.run.dispatch != order.dispatch:
+                self._refuse(order.id, order.dispatch)
+            elif (execution := running.get(order.id)) is not None:
+                ending.append((execution, order.why))
+            else:
+                waiting.append(held)
+        self.hand_back(waiting, ReturnReason.DRAINED)
+        for execution, why in ending:
+            execution.cancel(why, self._loop.time())
+        return len(ending)
+
+    def recall(self, jobs: Sequence[tuple[str, int]]) -> list[str]:
+        """Of these (job, dispatch), the jobs that will not start here: taken out, or not come yet and to be dropped
+        when they do. Whoever asked puts them back in the record; if it does not, the reconciler finds them.
+        """
+        running = {execution.run.id for execution in self._running}
+        recalled: list[str] = []
+        waiting: list[Held] = []
+        for job_id, dispatch in jobs:
+            held = self._open.get(job_id)
+            if held is not None and held.run.dispatch == dispatch:
+                if job_id not in running:
+                    waiting.append(held)
+                    recalled.append(job_id)
+            elif self._refuse(job_id, dispatch):
+                recalled.append(job_id)
+        for held in self._take_out(waiting):
+            self._close(held)
+        return recalled
+
+    def _refuse(self, job_id: str, dispatch: int) -> bool:
+        """Its message is to be dropped when it comes. False: it has been here."""
+        if self._known.get(job_id, 0) >= dispatch:
+            return False
+        self._known[job_id] = dispatch
+        return True
 
     def check_slots(self) -> None:
         """Raises:

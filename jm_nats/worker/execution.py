@@ -13,6 +13,7 @@ import anyio
 from msgspec import Raw
 
 from jm_core import limits, retry
+from jm_core.control import late_note
 from jm_core.errors import InvalidJobError
 from jm_core.model import AttemptOutcome, ReturnReason
 from jm_core.payload import cut_text
@@ -39,6 +40,7 @@ class Ask(StrEnum):
     FENCED = "lease in doubt"  # an exclusive handler: nobody may overlap it, and from now on somebody could
     OVERTAKEN = "bucket overtaken"  # somebody took it: whatever comes of this attempt cannot count
     HALTED = "worker halted"
+    CANCELLED = "cancelled"  # by an operator, for good: no retry, whatever the handler makes of it
 
 
 class Executors:
@@ -58,7 +60,7 @@ class Execution:
     """
 
     __slots__ = (
-        "_announcement", "_asked_s", "_deadline_s", "_error",
+        "_announcement", "_asked_s", "_asked_why", "_deadline_s", "_error",
         "_has_begun", "_has_entered", "_is_over", "_is_released", "_may_retry",
         "_on_end", "_on_release", "_outcome", "_raw", "_retry_asked_s", "_task", "announced", "asked", "clock",
         "context", "finished_at", "handler", "port", "reported", "run", "started_at", "started_loop_s",
@@ -93,6 +95,7 @@ class Execution:
         ):  # whose time starts once a child is free, or it is out
             self._begin()
         self._asked_s = 0.0
+        self._asked_why = ""
         self._outcome = AttemptOutcome.SUCCEEDED
         self._raw: bytes = NULL
         self._error: str | None = None
@@ -193,7 +196,12 @@ class Execution:
         except asyncio.CancelledError as error:
             # We stop waiting; the thread cannot be stopped and keeps its slot until it returns by itself.
             self._failed(error)
-            return future
+            if self.asked is not Ask.CANCELLED:
+                return future
+            # But for an operator, who is told the truth: it runs until it has ended, or its time is over (BR-196).
+            await asyncio.wait({future})
+            self._error = None
+            result = future.result()
         if isinstance(result, Raised):
             self._failed(result.error)
         else:
@@ -235,6 +243,9 @@ class Execution:
 
     def _failed(self, error: BaseException) -> None:
         self._outcome = AttemptOutcome.FAILED
+        if self.asked is Ask.CANCELLED and isinstance(error, asyncio.CancelledError):
+            self._error = ""  # it ended as it was asked to: there is nothing to add
+            return
         if isinstance(error, Retry):
             asked_s = getattr(error, "in_s", None)  # a subclass may have made it anything, or nothing
             self._retry_asked_s = asked_s if isinstance(asked_s, int | float) else None
@@ -243,6 +254,12 @@ class Execution:
         self._error = failures.describe(error)
 
     # -- being asked to end
+
+    def cancel(self, why: str, now_s: float) -> None:
+        """By an operator's order. Of what was asked to end before, for another reason, the record knows better."""
+        if self.asked is None:
+            self._asked_why = why
+        self.ask(Ask.CANCELLED, now_s)
 
     def ask(self, why: Ask, now_s: float) -> None:
         """Cancel the handler; the first ask decides."""
@@ -264,12 +281,17 @@ class Execution:
         if self.asked is None:
             if now_s >= self._deadline_s:
                 self.ask(Ask.TIMEOUT, now_s)
-        elif not self.reported and now_s >= self._asked_s + grace_s:
+        elif not self.reported and now_s >= self._patience_until_s(grace_s):
             log.warning(
                 "handler ignores cancellation; its outcome is reported, its slot stays taken",
                 extra={"handler": self.run.handler, "job_id": self.run.id, "asked": self.asked.value},
             )
             self._end()
+
+    def _patience_until_s(self, grace_s: float) -> float:
+        until_s = self._asked_s + grace_s
+        is_thread = self.asked is Ask.CANCELLED and self.handler.executor == "thread"
+        return max(until_s, self._deadline_s) if is_thread else until_s
 
     def _end(self) -> None:
         if self.reported:
@@ -298,13 +320,16 @@ class Execution:
                 return AttemptOutcome.TIMED_OUT
             case Ask.SHUTDOWN | Ask.FENCED | Ask.OVERTAKEN | Ask.HALTED:
                 return AttemptOutcome.INTERRUPTED
+            case Ask.CANCELLED:
+                return AttemptOutcome.CANCELLED
             case None:
                 return self._outcome
 
     def event(self) -> tuple[Event, int]:
         """The report of this attempt's end and about how many bytes it takes."""
         run, outcome = self.run, self.outcome
-        if outcome is AttemptOutcome.INTERRUPTED and not (self.announced or (self._has_begun and self._has_entered)):
+        is_ours = outcome in (AttemptOutcome.INTERRUPTED, AttemptOutcome.CANCELLED)
+        if is_ours and not (self.announced or (self._has_begun and self._has_entered)):
             return Returned(run.id, run.dispatch, ReturnReason.DRAINED, self.finished_at), 200
         if outcome is AttemptOutcome.INTERRUPTED:
             reason = ReturnReason.INTERRUPTED
@@ -328,20 +353,28 @@ class Execution:
         return event, 200 + 2 * len(error)
 
     def _error_text(self, outcome: AttemptOutcome) -> str:
+        if outcome is AttemptOutcome.CANCELLED:
+            return self._end_text(self._asked_why or "cancelled", late_note(None if self._raw is NULL else self._raw))
         if outcome is not AttemptOutcome.TIMED_OUT:
             return self._error or "no error text"
-        text = f"timed out after {self.run.timeout_s:g} s"
+        return self._end_text(f"timed out after {self.run.timeout_s:g} s", "it took no notice and returned")
+
+    def _end_text(self, text: str, returned: str) -> str:
+        """``returned``: what to say of a handler that returned all the same."""
         match self.handler.executor:
             case "process":
                 return f"{text}; its process was killed"
-            case "thread":
+            case "thread" if not self._is_over:
                 return f"{text}; a thread cannot be stopped, it still holds a slot (use executor='process')"
             case "async" if not self._is_over:
                 return f"{text}; the handler ignores cancellation and still holds a slot"
             case _:
-                return cut_text(f"{text}\n{self._error or 'it took no notice and returned'}", limits.ERROR_BYTES_MAX)
+                note = returned if self._error is None else self._error
+                return cut_text(f"{text}\n{note}".rstrip(), limits.ERROR_BYTES_MAX)
 
     def _retry_in_s(self) -> float | None:
+        if self.asked is Ask.CANCELLED:
+            return None
         verdict = retry.after_failure(
             self.handler.backoff,
             attempt=self.run.attempt,

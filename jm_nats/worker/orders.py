@@ -26,6 +26,11 @@ class WorkerOrders:
             raise RefusedOrderError(f"bucket {bucket!r} is not one of ours")
         return await self._parts.buckets.holds(bucket, jobs)
 
+    def recall(self, bucket: str, jobs: list[tuple[str, int]]) -> list[str]:
+        if bucket not in self._parts.buckets.own:
+            raise RefusedOrderError(f"bucket {bucket!r} is not one of ours")
+        return self._parts.engine.recall(jobs)
+
     async def open_fallback(self, lane: str, serves: int, reason: str) -> str:
         if not self._runs_jobs or self._state() is not WorkerState.SERVING:
             raise RefusedOrderError(f"the worker is {self._state().value}, it opens no bucket")

@@ -7,6 +7,7 @@ which is just what a timeout needs.
 import ctypes
 import functools
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 import anyio
+import anyio.abc
 import anyio.to_process
 import msgspec
 
@@ -26,8 +28,22 @@ PR_SET_PDEATHSIG: Final = 1
 
 # Children get a session of their own: a signal to the worker's process group is the worker's business (BR-132), and
 # until a child has set its signals up, which takes imports, it could not ignore one. anyio has no parameter for it.
+# The session is a process group, too: who kills a child kills what it has started with it (BR-194).
 if hasattr(anyio.to_process, "open_process"):
-    anyio.to_process.open_process = functools.partial(anyio.open_process, start_new_session=True)
+
+    async def _open_in_a_session(*args: Any, **kwargs: Any) -> anyio.abc.Process:
+        process = await anyio.open_process(*args, start_new_session=True, **kwargs)
+        process.kill = functools.partial(_kill_group, process)  # type: ignore[method-assign]
+        return process
+
+    anyio.to_process.open_process = _open_in_a_session
+
+
+def _kill_group(process: anyio.abc.Process) -> None:
+    """While it has not been waited for, its number is its own, and so is its group's."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 class ChildFailed(msgspec.Struct):

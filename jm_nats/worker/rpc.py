@@ -50,6 +50,13 @@ class Orders(Protocol):
             RefusedOrderError: the bucket is not its own.
         """
 
+    def recall(self, bucket: str, jobs: list[tuple[str, int]]) -> list[str]:
+        """The ids of those (id, dispatch) that it has not started, and will not start.
+
+        Raises:
+            RefusedOrderError: the bucket is not its own.
+        """
+
     async def open_fallback(self, lane: str, serves: int, reason: str) -> str:
         """The fallback bucket for jobs of ``lane`` and priority ``serves``, opened unless it is there."""
 
@@ -133,11 +140,14 @@ class WorkerRpc:
             log.exception("order failed")
             return rpc.Answer(error=f"unexpected {type(error).__name__}: {error}; see the worker's log")
 
-    async def _carry_out(self, request: rpc.Request) -> rpc.Answer:
+    async def _carry_out(self, request: rpc.Request) -> rpc.Answer:  # noqa: PLR0911 - one line an order
         match request:
             case rpc.Holds():
                 parse_name("bucket", request.bucket)
                 return rpc.Answer(held=await self._orders.holds(request.bucket, request.jobs))
+            case rpc.Recall():
+                parse_name("bucket", request.bucket)
+                return rpc.Answer(recalled=self._orders.recall(request.bucket, request.jobs))
             case rpc.OpenFallback():
                 lane, serves = parse_name("lane", request.lane), _priority(request.serves)
                 return rpc.Answer(bucket=await self._orders.open_fallback(lane, serves, _brief(request.reason)))

@@ -71,6 +71,11 @@ class FakeOrders:
         self.given.append(("holds", bucket))
         return [job_id for job_id, dispatch in jobs if dispatch > 1]
 
+    def recall(self, bucket, jobs):
+        self._own(bucket)
+        self.given.append(("recall", bucket))
+        return [job_id for job_id, dispatch in jobs if dispatch > 1]
+
     async def open_fallback(self, lane, serves, reason):
         self.given.append(("open_fallback", lane, serves, reason))
         return f"{lane}-fallback"

@@ -37,6 +37,11 @@ class ForgetfulStore:
     record_successes = record_ends = _answer
 
 
+class NoneCancelled:
+    async def end_cancelled(self, *_):
+        return Recorded(0, frozenset())
+
+
 @pytest.mark.parametrize("outcome", [AttemptOutcome.SUCCEEDED, AttemptOutcome.FAILED])
 async def test_an_answer_that_was_lost_costs_no_credit_for_ever(outcome):
     ledger = Ledger(RegistryView())
@@ -47,6 +52,7 @@ async def test_an_answer_that_was_lost_costs_no_credit_for_ever(outcome):
         ForgetfulStore(),
         ledger,
         RegistryView(),
+        cancels=NoneCancelled(),
         waiters=ResultWaiters(),
         assign=Wake(),
         term=1,

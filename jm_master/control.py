@@ -1,0 +1,164 @@
+"""Operator actions, carried out: at once where jobs are named, batch by batch where a filter picks them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from jm_core.api_control import ControlReply
+from jm_core.control import BATCH_JOBS, Action
+from jm_core.model import JobStatus
+from jm_master.cancel import later_second
+from jm_master.control_store import UNKNOWN
+from jm_master.pg_errors import RowRefusedError
+from jm_master.wake import Wake
+from jm_nats.crashpoints import reach
+from jm_nats.errors import AgentError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from jm_core.api_control import ControlRequest
+    from jm_master.cancel import Canceller
+    from jm_master.control_store import Applied, ControlStore, Order, Started
+    from jm_master.database import Database
+    from jm_master.ledger import Ledger
+    from jm_master.recall import Dispatched, Recaller
+    from jm_master.registry_view import RegistryView
+
+log = logging.getLogger(__name__)
+
+OPEN_MAX: Final = 20  # actions in bulk that take turns
+IDLE_S: Final = 60.0
+BATCH_GAP_S: Final = 0.01  # what writes and records jobs comes first
+KEY_TRIES: Final = 3
+THREAD_NOTE: Final = "cancel requested; cannot be forced: it runs in a thread, which has to look at ctx.cancelled"
+
+
+class Control:
+    """One term's. ``run`` is the leader's duty that works off what was started in bulk."""
+
+    def __init__(
+        self,
+        database: Database,
+        store: ControlStore,
+        canceller: Canceller,
+        recaller: Recaller,
+        *,
+        ledger: Ledger,
+        view: RegistryView,
+        assign: Wake,
+    ) -> None:
+        self.store = store
+        self._database = database
+        self._canceller = canceller
+        self._recaller = recaller
+        self._ledger = ledger
+        self._view = view
+        self._assign = assign
+        self._wake = Wake()
+
+    # Named jobs.
+
+    async def apply(self, order: Order, ids: Sequence[str]) -> ControlReply:
+        """In one transaction. Raises as ``ControlStore``, and AgentError."""
+        done = await self._apply(order, ids, self.store.apply)
+        is_known = any(verdict.status != UNKNOWN for verdict in done.verdicts)
+        action = await self.store.action(order.action_id) if is_known else None
+        return ControlReply(action=action, jobs=done.verdicts)
+
+    async def _apply(
+        self,
+        order: Order,
+        ids: Sequence[str],
+        commit: Callable[[Order, Sequence[str], Sequence[Dispatched]], Awaitable[Applied]],
+    ) -> Applied:
+        back = await self._recall(order.action, ids)
+        done = await self._retrying(lambda: commit(order, ids, back))
+        self._follow(done)
+        return done
+
+    async def _recall(self, action: Action, ids: Sequence[str]) -> list[Dispatched]:
+        """What lies with a worker is asked back first. A cancel needs no asking."""
+        if action not in (Action.RUN_NOW, Action.RESCHEDULE, Action.PRIORITY):
+            return []
+        lying = await self.store.in_buckets(ids)
+        return await self._recaller.recall(lying) if lying else []
+
+    async def _retrying(self, commit: Callable[[], Awaitable[Applied]]) -> Applied:
+        """A unique key may be taken between the look and the change; the next look sees who has it."""
+        for _ in range(KEY_TRIES - 1):
+            try:
+                return await commit()
+            except RowRefusedError as error:
+                log.info("an operator action is tried again", extra={"problem": error.problem})
+        return await commit()
+
+    def _follow(self, done: Applied) -> None:
+        """What follows from a commit."""
+        reach("control.after_commit")
+        if done.cancelled:
+            self._canceller.committed(done.cancelled)
+            self._say_what_cannot_be_forced(done)
+        now_s = time.time()
+        for job in done.recalled:
+            self._ledger.take_back(job.bucket, 1, second=later_second(job.run_at, now_s=now_s))
+        if done.waiting:
+            self._assign.set()
+
+    def _say_what_cannot_be_forced(self, done: Applied) -> None:
+        handlers = {job.id: job.handler for job in done.cancelled if job.became is JobStatus.PROCESSING}
+        for verdict in done.verdicts:
+            known = self._view.handlers.get(handlers.get(verdict.id, ""))
+            if known is not None and known.executor == "thread":
+                verdict.note = THREAD_NOTE
+
+    # By a filter.
+
+    async def start(self, request: ControlRequest, order: Order) -> Started:
+        """Raises as ``ControlStore``."""
+        started = await self.store.start(request, order)
+        self._wake.set()
+        return started
+
+    async def run(self) -> None:
+        """Until cancelled.
+
+        Raises:
+            LostTermError: somebody else leads.
+        """
+        while True:
+            orders = await self._database.ride_out(lambda: self.store.open_orders(OPEN_MAX))
+            for order in orders:
+                await self._step(order)
+                await anyio.sleep(BATCH_GAP_S)
+            if not orders:
+                await self._wake.wait(IDLE_S)
+
+    async def _step(self, order: Order) -> None:
+        """One batch of it: the state of the moment decides about each job."""
+        ids = await self._database.ride_out(lambda: self.store.targets(order.action_id, BATCH_JOBS))
+        if not ids:
+            await self._database.ride_out(lambda: self.store.finish(order.action_id))
+            return
+        try:
+            await self._database.ride_out(lambda: self._apply(order, ids, self.store.apply_batch))
+        except AgentError as error:
+            log.warning("an operator action waits for NATS", extra={"action": order.action_id, "problem": str(error)})
+            await anyio.sleep(1.0)
+        except RowRefusedError as error:
+            await self._one_by_one(order, ids, error)
+
+    async def _one_by_one(self, order: Order, ids: Sequence[str], error: RowRefusedError) -> None:
+        """Postgres refuses one of them: the others go on."""
+        if len(ids) == 1:
+            await self._database.ride_out(lambda: self.store.refuse(order, ids[0], error.problem))
+            return
+        for job_id in ids:
+            try:
+                await self._database.ride_out(lambda: self._apply(order, [job_id], self.store.apply_batch))  # noqa: B023
+            except RowRefusedError as refused:
+                await self._one_by_one(order, [job_id], refused)
