@@ -53,6 +53,7 @@ CREDIT_HORIZON_S: Final = 2.0  # of the worker's measured rate
 RATE_PRIOR_PER_S: Final = 500.0  # of a worker that has not shown its own yet
 CREDIT_WAIT_S: Final = 0.5  # how long a batch waits at most for credit that is about to come
 FLUSH_S: Final = 0.05  # an attempt that outlives this sends `started`
+REPLACE_MARGIN_S: Final = 2.0  # a job in a bucket that is due sooner may be about to start
 PROGRESS_S: Final = 0.5  # between two reports of one attempt
 SCHEDULE_LEAD_S: Final = 1.5  # a scheduled message is aimed this early; the server delivers 140-400 ms late
 ASSIGN_BATCH_MAX: Final = 5_000

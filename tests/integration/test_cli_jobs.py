@@ -157,7 +157,7 @@ async def test_what_becomes_of_a_taken_key_is_the_callers_choice(cluster, run):
     assert f"its unique key is held by job {first}" in refused.stderr
     status, second = submitted(run("submit", "echo", "{}", *wait, "--on-conflict", "replace"))
     assert (status, second != first) == ("recorded", True)
-    assert (await cluster.sql.job(first))["error"] == f"replaced by {second}"
+    assert (await cluster.sql.job(first))["error"] == f"cancelled by unique key: replaced by {second}"
 
 
 async def test_waiting_for_jobs_prints_each_as_it_ends(cluster, run):
