@@ -30,7 +30,7 @@ async def test_a_key_has_one_job_though_the_writer_dies_exactly_there(point, nat
             for number in range(ROUNDS):
                 await killed_once(cluster, client, point, f"key-{number}")
         rows = await cluster.sql.rows(
-            "SELECT id::text, unique_key, status, error, queued_at FROM job ORDER BY queued_at"
+            "SELECT id::text, unique_key, status, error, queued_at FROM job ORDER BY queued_at, id"
         )
         by_id = {row["id"]: row for row in rows}
         for number in range(ROUNDS):
