@@ -12,6 +12,8 @@ OP_JOB_GET: Final = "job-get"  # JobRef -> JobView
 OP_JOB_LIST: Final = "job-list"  # JobQuery -> JobList
 OP_JOB_ATTEMPTS: Final = "job-attempts"  # JobRef -> AttemptList
 OP_JOB_RESULT: Final = "job-result"  # ResultRequest -> ResultReply
+OP_JOB_RESULTS: Final = "job-results"  # ResultsRequest -> ResultsReply
+OP_JOB_PROGRESS: Final = "job-progress"  # ProgressRequest -> ProgressReply
 OP_JOB_COUNT: Final = "job-count"  # {} -> CountReply
 OP_REJECTED_LIST: Final = "rejected-list"  # RejectedQuery -> RejectedList
 OP_REJECTED_GET: Final = "rejected-get"  # RejectedRef -> RejectedView
@@ -26,6 +28,9 @@ _ALWAYS: Final = frozenset({OP_UNSERVED, OP_CLUSTER_SET})
 
 def is_read(operation: str) -> bool:
     return operation.endswith(_READS) or operation in _ALWAYS
+
+
+UNKNOWN: Final = "unknown"  # the status of a job that the master does not have
 
 
 class ApiError(Struct, omit_defaults=True):
@@ -58,6 +63,38 @@ class ResultReply(Struct):
     status: str  # label of JobStatus; `unknown` while the master has no such row
     result: OptionalRaw = None
     error: str | None = None
+
+
+class ResultsRequest(Struct):
+    """Answered when one of the jobs has ended, with all that have; or after ``wait_s``, with none."""
+
+    ids: list[str]
+    wait_s: float = 5.0
+
+
+class ResultsReply(Struct):
+    """Ended jobs, the first to end first: as many as fit one message."""
+
+    results: list[ResultReply]
+
+
+class ProgressReply(Struct, omit_defaults=True):
+    """``fraction`` and ``note`` are the newest that the attempt has reported."""
+
+    id: str
+    status: str
+    attempt: int = 0
+    fraction: float | None = None
+    note: str | None = None
+    error: str | None = None
+
+
+class ProgressRequest(Struct):
+    """Answered when there is something else than ``seen``, the last reply; or after ``wait_s``."""
+
+    id: str
+    seen: ProgressReply | None = None
+    wait_s: float = 5.0
 
 
 class JobQuery(Struct, omit_defaults=True):

@@ -100,6 +100,16 @@ class JobFailedError(JmError):
         self.error = error
 
 
+class ResultTypeError(JmError, TypeError):
+    """The job succeeded, and its result is not of the type that the caller asked for."""
+
+    def __init__(self, job_id: str, type_name: str, problem: str) -> None:
+        super().__init__(f"job {job_id}: its result is no {type_name}: {problem}; ask for it without a type to see it")
+        self.job_id = job_id
+        self.type_name = type_name
+        self.problem = problem
+
+
 class ClusterUnknownError(JmError):
     """NATS has no front door for this cluster: no coordinator or worker of it has ever run here."""
 

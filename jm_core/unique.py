@@ -14,6 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from jm_core import limits
 from jm_core.intake import NewJob
 from jm_core.model import JobStatus, OnConflict
 
@@ -32,6 +33,7 @@ class Clash(Struct, frozen=True):
     status: JobStatus | None = None
     queued_at: float = 0.0
     held_until: float | None = None
+    due_in_s: float = 0.0  # by Postgres' clock
 
 
 class Verdict(StrEnum):
@@ -52,10 +54,17 @@ def judge(clash: Clash, on_conflict: str | None, *, queued_at: float) -> Verdict
     if clash.status.is_terminal:
         passed = clash.held_until is None or clash.held_until <= queued_at
         return Verdict.RELEASE if passed else Verdict.DUPLICATE
-    if on_conflict == OnConflict.REPLACE and clash.status is JobStatus.ON_MASTER:
+    if on_conflict == OnConflict.REPLACE and gives_way(clash.status, due_in_s=clash.due_in_s):
         # Of two that want each other's place the one that NATS stored later gets it, in whatever order they are read.
         return Verdict.REPLACE if clash.queued_at <= queued_at + SAME_INSTANT_S else Verdict.DUPLICATE
     return Verdict.DUPLICATE
+
+
+def gives_way(status: JobStatus, *, due_in_s: float) -> bool:
+    """Whether a job that holds a key may be replaced: it waits, and no worker is about to start it."""
+    if status is JobStatus.IN_BUCKET:
+        return due_in_s > limits.REPLACE_MARGIN_S
+    return status is JobStatus.ON_MASTER
 
 
 def has_keys(messages: Sequence[Sequence[NewJob]]) -> bool:

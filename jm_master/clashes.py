@@ -3,38 +3,35 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from jm_core import limits
 from jm_core.unique import Verdict, judge
 from jm_master.save_store import TermLost
 from jm_master.terms import LostTermError
 from jm_nats.crashpoints import reach
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from jm_core.ids import Term
     from jm_core.intake import NewJob
     from jm_core.unique import Clash
+    from jm_master.cancel import Canceller
+    from jm_master.cancel_store import Found
     from jm_master.database import Database
     from jm_master.save_store import SaveStore
     from jm_master.saver import Jobs, Work
 
+BY: Final = "unique key"  # who cancelled a job that was replaced
+
 
 class Clashes:
-    """What to do about them is ``jm_core.unique.judge``'s; this carries it out.
+    """What to do about them is ``jm_core.unique.judge``'s; this carries it out."""
 
-    Args:
-        ended: told the ids of jobs that were cancelled because another one took their place.
-    """
-
-    def __init__(
-        self, database: Database, store: SaveStore, *, term: Term, ended: Callable[[Iterable[str]], None]
-    ) -> None:
+    def __init__(self, database: Database, store: SaveStore, canceller: Canceller, *, term: Term) -> None:
         self._database = database
         self._store = store
         self._term = term
-        self._ended = ended
+        self._canceller = canceller
 
     async def settle(self, work: Work, missing: Jobs) -> Jobs:
         """Note who is a duplicate; returns those that are to be inserted again: their way is free by now, or they have
@@ -64,8 +61,8 @@ class Clashes:
                     replaced.append((clash, job))
         if over:
             await self._release(over)
-        if replaced:
-            await self._replace(replaced)
+        for clash, job in replaced:
+            await self._replace(clash, job)
         return once_more
 
     async def _release(self, over: list[tuple[Clash, float]]) -> None:
@@ -73,15 +70,19 @@ class Clashes:
         if isinstance(await self._database.ride_out(lambda: self._store.release_keys(ids, moments)), TermLost):
             raise LostTermError(self._term)
 
-    async def _replace(self, replaced: list[tuple[Clash, NewJob]]) -> None:
+    async def _replace(self, clash: Clash, job: NewJob) -> None:
         """Not in the transaction that inserts the new one. Should we die in between, its message comes again, and the
         key is free.
         """
-        ids, new_ids = [clash.existing_id or "" for clash, _ in replaced], [job.id for _, job in replaced]
-        gone = await self._database.ride_out(lambda: self._store.replace_waiting(ids, new_ids))
-        if isinstance(gone, TermLost):
-            raise LostTermError(self._term)
+
+        async def one_try() -> list[Found]:
+            async with self._database.connection() as connection, connection.transaction():
+                if not await self._store.give_way(connection, old_id, margin_s=limits.REPLACE_MARGIN_S):
+                    return []  # it has just been started, or has ended: it is judged again
+                reason = f"replaced by {job.id}"
+                return await self._canceller.store.cancel(connection, [old_id], by=BY, reason=reason, force=False)
+
+        old_id = clash.existing_id or ""
+        found = await self._database.ride_out(one_try)
         reach("writer.after_replace")
-        # All of them, not only those that this answer names: an answer before it may have been lost, and whoever waits
-        # looks for himself.
-        self._ended(ids)
+        self._canceller.committed(found)

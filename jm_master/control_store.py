@@ -147,6 +147,7 @@ class ControlStore:
 
     async def _requeue(self, connection: Connection, order: Order, ids: Sequence[str]) -> Applied:
         change = order.change
+        await connection.fetch(self._sql["free_keys"], ids)
         rows = await self._fetch(
             connection,
             "requeue_jobs",

@@ -9,15 +9,18 @@ import msgspec
 from msgspec import Raw
 
 from jm_core.api import (
+    UNKNOWN,
     AttemptList,
     AttemptView,
     CountReply,
     JobList,
     JobQuery,
     JobView,
+    ProgressReply,
     RejectedList,
     RejectedView,
     ResultReply,
+    ResultsReply,
 )
 from jm_core.errors import InvalidJobError
 from jm_core.ids import parse_job_id
@@ -25,6 +28,8 @@ from jm_core.model import PRIORITY_BY_LABEL, STATUS_BY_LABEL, JobStatus, Priorit
 from jm_master.queries import named
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import asyncpg
 
     from jm_core.api import RejectedQuery
@@ -32,7 +37,7 @@ if TYPE_CHECKING:
 
 PAGE_MAX: Final = 500
 CUT_CHARS: Final = 1024
-UNKNOWN: Final = "unknown"
+FRACTION_DIGITS: Final = 6  # Postgres keeps 32 bits of it
 
 
 class JobStore:
@@ -66,9 +71,16 @@ class JobStore:
 
     async def result(self, job_id: str) -> ResultReply:
         row = await self._database.fetchrow(self._sql["get_result"], parse_job_id(job_id))
-        if row is None:
-            return ResultReply(job_id, UNKNOWN)
-        return ResultReply(job_id, JobStatus(row["status"]).label, _raw(row["result"]), row["error"])
+        return ResultReply(job_id, UNKNOWN) if row is None else _result(row)
+
+    async def ended_of(self, job_ids: Sequence[str], *, bytes_max: int) -> ResultsReply:
+        """Those that have ended, the first to end first; as many as fit, one at least."""
+        rows = await self._database.fetch(self._sql["get_ended"], [parse_job_id(one) for one in job_ids], bytes_max)
+        return ResultsReply([_result(row) for row in rows])
+
+    async def progress(self, job_id: str) -> ProgressReply:
+        row = await self._database.fetchrow(self._sql["get_progress"], parse_job_id(job_id))
+        return ProgressReply(job_id, UNKNOWN) if row is None else _progress(row)
 
     async def counts(self) -> CountReply:
         rows = await self._database.fetch(self._sql["count_jobs"])
@@ -124,7 +136,7 @@ def _job(row: asyncpg.Record) -> JobView:
         unique_key=row["unique_key"],
         metadata=None if row["metadata"] is None else msgspec.json.decode(row["metadata"]),
         trace=row["trace"],
-        progress=row["progress"],
+        progress=None if row["progress"] is None else round(row["progress"], FRACTION_DIGITS),
         progress_note=row["progress_note"],
         # What is cut is no JSON any more: it travels as a text.
         args=Raw(msgspec.json.encode(args)) if row["args_cut"] else _raw(args),
@@ -135,6 +147,18 @@ def _job(row: asyncpg.Record) -> JobView:
         cancelled_by=row["cancelled_by"],
         cancel_reason=row["cancel_reason"],
     )
+
+
+def _result(row: asyncpg.Record) -> ResultReply:
+    return ResultReply(row["id"], JobStatus(row["status"]).label, _raw(row["result"]), row["error"])
+
+
+def _progress(row: asyncpg.Record) -> ProgressReply:
+    fraction, status = row["fraction"], JobStatus(row["status"])
+    if fraction is not None:
+        fraction = round(fraction, FRACTION_DIGITS)
+    error = row["error"] if status.is_terminal else None
+    return ProgressReply(row["id"], status.label, row["attempt"], fraction, row["note"], error)
 
 
 def _attempt(row: asyncpg.Record) -> AttemptView:

@@ -126,7 +126,7 @@ class Leader:
                     "settings": settings.run,
                     "outbox": outbox.run,
                     "recorder": recorder.run,
-                    "writer": self._writer(pending, sender, outbox, term).run,
+                    "writer": self._writer(pending, sender, outbox, canceller, term).run,
                     "assigner": self._assigner(dispatch, sender, outbox, term).run,
                     "undertaker": self._undertaker(recorder, term).run,
                     "fallback": fallback.run,
@@ -167,7 +167,9 @@ class Leader:
         stream = self._names.events_stream
         return PullReader(self._link, stream, RECORDER_CONSUMER, batch=EVENT_MESSAGES_MAX, max_bytes=READ_BYTES_MAX)
 
-    def _writer(self, reader: PullReader, sender: RunSender, outbox: Outbox, term: Term) -> Writer:
+    def _writer(
+        self, reader: PullReader, sender: RunSender, outbox: Outbox, canceller: Canceller, term: Term
+    ) -> Writer:
         config = self._config
         placer = Placer(self._ledger, wait_s=config.credit_wait_s)
         saver = Saver(
@@ -176,10 +178,10 @@ class Leader:
             placer,
             sender,
             outbox,
+            canceller=canceller,
             assign=self._assign,
             term=term,
             threshold_s=config.transient_threshold_s,
-            ended=self._waiters.ended,
         )
         return Writer(
             self._link,

@@ -203,6 +203,7 @@ class Recorder:
         async def apply(some: Sequence[wire.Started], at: Sequence[int]) -> None:
             answer = await self._ride_out(lambda: self._store.record_started(some, at, batch.workers))
             self._count_stale(len(some) - answer.count)
+            self._waiters.changed(event.id for event in some)
 
         await _bisecting(events, places, apply, refused)
 
@@ -213,6 +214,7 @@ class Recorder:
         async def apply(some: Sequence[wire.Progress], _: Sequence[int]) -> None:
             answer = await self._ride_out(lambda: self._store.record_progress(some))
             self._count_stale(len(some) - answer.count)
+            self._waiters.changed(event.id for event in some)
 
         await _bisecting(events, [0] * len(events), apply, refused)
 

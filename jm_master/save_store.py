@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import asyncpg
 
     from jm_core.ids import Term
-    from jm_master.database import Database
+    from jm_master.database import Connection, Database
 
 _json = msgspec.json.Encoder().encode
 
@@ -103,11 +103,9 @@ class SaveStore:
         assert row is not None
         return None if row["terms"] else TermLost()
 
-    async def replace_waiting(self, ids: Sequence[str], new_ids: Sequence[str]) -> list[str] | TermLost:
-        """Cancel those of ``ids`` that still wait on the master; returns which. A repetition finds them gone."""
-        row = await self._database.fetchrow(self._sql["replace_waiting"], self._term, ids, new_ids)
-        assert row is not None
-        return list(row["ids"]) if row["terms"] else TermLost()
+    async def give_way(self, connection: Connection, job_id: str, *, margin_s: float) -> bool:
+        """Within a transaction: whether the job still waits, and is not due for ``margin_s`` if a worker has it."""
+        return await connection.fetchval(self._sql["give_way"], job_id, margin_s) is not None
 
 
 def outgoing_of(parts: Sequence[Part]) -> list[Outgoing]:
@@ -174,6 +172,7 @@ def _clash(row: asyncpg.Record) -> Clash:
         None if status is None else JobStatus(status),
         row["queued_at"] or 0.0,
         row["held_until"],
+        row["due_in_s"] or 0.0,
     )
 
 

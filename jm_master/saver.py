@@ -21,9 +21,10 @@ from jm_master.terms import LostTermError
 from jm_nats.crashpoints import reach
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Sequence
 
     from jm_core.ids import Term
+    from jm_master.cancel import Canceller
     from jm_master.database import Database
     from jm_master.outbox import Outbox
     from jm_master.placer import Placer
@@ -56,10 +57,10 @@ class Saver:
         sender: RunSender,
         outbox: Outbox,
         *,
+        canceller: Canceller,
         assign: Wake,
         term: Term,
         threshold_s: float,
-        ended: Callable[[Iterable[str]], None] = lambda _: None,
     ) -> None:
         self.sent: list[str] = []  # outbox ids that NATS has; their rows go with the next statement
         self._database = database
@@ -70,7 +71,7 @@ class Saver:
         self._assign = assign
         self._term = term
         self._threshold_s = threshold_s
-        self._clashes = Clashes(database, store, term=term, ended=ended)
+        self._clashes = Clashes(database, store, canceller, term=term)
         self._keyed = anyio.Lock()
 
     async def save(self, work: Work, jobs: Jobs, refusals: list[Refusal]) -> None:

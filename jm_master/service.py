@@ -7,7 +7,6 @@ after the other, and here some wait for seconds.
 from __future__ import annotations
 
 import logging
-import time
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import anyio
@@ -15,8 +14,8 @@ import nats.errors
 
 from jm_core import api, wire
 from jm_core.errors import InvalidJobError, InvalidNameError, InvalidScheduleError, InvalidSettingError
-from jm_core.model import STATUS_BY_LABEL
 from jm_master.api_errors import RefusedError, decoded
+from jm_master.ends_service import EndsService
 from jm_master.pg_errors import RowRefusedError, StoreContentionError, StoreUnavailableError
 from jm_master.terms import LostTermError
 from jm_nats.errors import AgentError
@@ -43,7 +42,6 @@ QUEUE: Final = "jm-api"
 REQUESTS_MAX: Final = 10_000  # waiting at once; each is a few hundred bytes and no connection
 READS_MAX: Final = 2  # of the pool's connections at once: reads must not hold up the writer
 READ_TIMEOUT_S: Final = 5.0
-WAIT_MAX_S: Final = 60.0
 REPLY_MARGIN_BYTES: Final = 1024
 
 
@@ -69,7 +67,6 @@ class Service:
         self._link = link
         self._names = names
         self._store = store
-        self._waiters = waiters
         self._unserved_now = unserved
         self._reads = anyio.Semaphore(READS_MAX)
         self._open = 0
@@ -79,11 +76,11 @@ class Service:
             api.OP_JOB_GET: self._job,
             api.OP_JOB_LIST: self._jobs,
             api.OP_JOB_ATTEMPTS: self._attempts,
-            api.OP_JOB_RESULT: self._result,
             api.OP_JOB_COUNT: self._counts,
             api.OP_REJECTED_LIST: self._rejected,
             api.OP_REJECTED_GET: self._rejected_one,
             api.OP_UNSERVED: self._unserved,
+            **EndsService(store, waiters, self._read).operations(),
         }
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -180,20 +177,6 @@ class Service:
 
     async def _unserved(self, _: bytes) -> Struct:
         return api.UnservedList(self._unserved_now())
-
-    async def _result(self, data: bytes) -> Struct:
-        """Reply at the job's end, or after ``wait_s`` with its state of the moment."""
-        request = decoded(data, api.ResultRequest)
-        until_s = time.monotonic() + min(max(request.wait_s, 0.0), WAIT_MAX_S)
-        while True:
-            with self._waiters.waiting(request.id.lower()) as ended:
-                reply = await self._read(lambda: self._store.result(request.id))
-                status = STATUS_BY_LABEL.get(reply.status)
-                left_s = until_s - time.monotonic()
-                if (status is not None and status.is_terminal) or left_s <= 0:
-                    return reply
-                with anyio.move_on_after(left_s):
-                    await ended.wait()
 
     async def _read(self, ask: Callable[[], Awaitable[RequestT]]) -> RequestT:
         with anyio.fail_after(READ_TIMEOUT_S):

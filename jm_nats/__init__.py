@@ -14,6 +14,7 @@ from jm_core.errors import (
     NoSuchJobError,
     RejectedError,
     ResultTimeoutError,
+    ResultTypeError,
 )
 from jm_core.model import OnConflict, Priority
 from jm_core.retry import Delays, Exponential, Fixed
@@ -22,13 +23,16 @@ from jm_nats.app import JobMaster
 from jm_nats.client import JobClient, Receipt, ReceiptTimeoutError, submission
 from jm_nats.config import NatsConfig
 from jm_nats.context import JobContext, NoRetry, Retry
+from jm_nats.handle import JobHandle
 from jm_nats.handlers import ArgumentsError, Handler
+from jm_nats.results import EndedJob, JobProgress
 
 __all__ = [
     "ArgumentsError",
     "ClusterUnknownError",
     "Delays",
     "DuplicateJobError",
+    "EndedJob",
     "Exponential",
     "Fixed",
     "Handler",
@@ -39,7 +43,9 @@ __all__ = [
     "JobClient",
     "JobContext",
     "JobFailedError",
+    "JobHandle",
     "JobMaster",
+    "JobProgress",
     "NatsConfig",
     "NoRetry",
     "NoSuchJobError",
@@ -49,6 +55,7 @@ __all__ = [
     "ReceiptTimeoutError",
     "RejectedError",
     "ResultTimeoutError",
+    "ResultTypeError",
     "Retry",
     "Submission",
     "submission",

@@ -74,9 +74,20 @@ class ApiClient:
 
     async def result(self, job_id: str, wait_s: float) -> api.ResultReply | None:
         """The job's end, or its state after ``wait_s``; None when no coordinator answered (one may come)."""
-        request = api.ResultRequest(job_id, wait_s)
+        return await self._wait(api.OP_JOB_RESULT, api.ResultRequest(job_id, wait_s), api.ResultReply, wait_s)
+
+    async def results(self, job_ids: list[str], wait_s: float) -> api.ResultsReply | None:
+        """Those that have ended, as soon as one has; else None, or nobody, after ``wait_s``."""
+        return await self._wait(api.OP_JOB_RESULTS, api.ResultsRequest(job_ids, wait_s), api.ResultsReply, wait_s)
+
+    async def progress(self, job_id: str, seen: api.ProgressReply | None, wait_s: float) -> api.ProgressReply | None:
+        """The job's state once it is another than ``seen``, or after ``wait_s``; None when no coordinator answered."""
+        request = api.ProgressRequest(job_id, seen, wait_s)
+        return await self._wait(api.OP_JOB_PROGRESS, request, api.ProgressReply, wait_s)
+
+    async def _wait(self, operation: str, request: Struct, reply_type: type[ReplyT], wait_s: float) -> ReplyT | None:
         try:
-            return await self.call(api.OP_JOB_RESULT, request, api.ResultReply, timeout_s=wait_s + ANSWER_MARGIN_S)
+            return await self.call(operation, request, reply_type, timeout_s=wait_s + ANSWER_MARGIN_S)
         except NoCoordinatorError:
             await asyncio.sleep(min(NO_ANSWER_PAUSE_S, wait_s))
             return None

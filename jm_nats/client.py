@@ -2,12 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from datetime import timedelta
+from contextlib import aclosing
 from itertools import islice
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
-import msgspec
 import uuid_utils
 from msgspec import Raw, Struct
 
@@ -17,32 +16,30 @@ from jm_core.errors import (
     DuplicateJobError,
     InvalidJobError,
     JmError,
-    JobFailedError,
-    NoSuchJobError,
     RejectedError,
-    ResultTimeoutError,
 )
 from jm_core.ids import parse_job_id
 from jm_core.intake import check_fields
 from jm_core.model import OnConflict
 from jm_core.payload import check_args, check_no_lost_floats
 from jm_core.wire import JobReceipt, ReceiptStatus, Submission
-from jm_nats import telemetry
+from jm_nats import results, telemetry
 from jm_nats.api_client import ApiClient
 from jm_nats.cluster_look import ClusterLook
 from jm_nats.config import NatsConfig
 from jm_nats.connection import NatsLink, connect
 from jm_nats.control_client import Control
 from jm_nats.errors import NoSuchStreamError
+from jm_nats.handle import JobHandle
 from jm_nats.handlers import CheckedJob
 from jm_nats.packer import Packer, encode_message, message_chunks
 from jm_nats.publisher import JetPublisher
 from jm_nats.receipts import ReceiptInbox
+from jm_nats.results import EndedJob, JobProgress, Timeout
 from jm_nats.subjects import Names
 
 Wait = Literal["queued", "recorded"]
 RECEIPT_TIMEOUT_S: Final = 30.0
-RESULT_POLL_S: Final = 5.0
 MESSAGES_IN_FLIGHT: Final = 32
 
 
@@ -151,25 +148,51 @@ class JobClient(Control):
                 task.cancel()
             await asyncio.gather(*pending, return_exceptions=True)
 
-    async def result(self, job_id: str, *, timeout: float | timedelta | None = None) -> Any:  # noqa: ASYNC109
+    async def result(self, job_id: str, *, timeout: Timeout = None, as_type: Any = Any) -> Any:  # noqa: ASYNC109
         """Wait until the job ends and return what its handler returned. Over NATS; the coordinator answers.
+
+        Args:
+            as_type: what to read the result as: a ``msgspec.Struct``, a dataclass, ``list[int]``, ...
 
         Raises:
             JobFailedError: it ended failed, cancelled or quarantined.
             ResultTimeoutError: not ended in time; the job goes on.
             NoSuchJobError: at the timeout the master has no such job.
+            ResultTypeError: it succeeded, and its result is no ``as_type``.
         """
-        job_id = parse_job_id(job_id)
-        patience_s = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-        loop = asyncio.get_running_loop()
-        deadline = None if patience_s is None else loop.time() + patience_s
-        while True:
-            left = RESULT_POLL_S if deadline is None else min(RESULT_POLL_S, deadline - loop.time())
-            reply = await self._open().api.result(job_id, max(left, 0.05))
-            if reply is not None and wire_is_terminal(reply.status):
-                return _result_of(reply)
-            if deadline is not None and loop.time() >= deadline:
-                raise _late(job_id, reply, patience_s)
+        return (await results.ended(self._open().api, job_id, timeout)).value(as_type)
+
+    async def results(self, job_ids: Iterable[str], *, timeout: Timeout = None, as_type: Any = Any) -> list[Any]:  # noqa: ASYNC109
+        """The results of many jobs, in the order of ``job_ids``, once all have ended.
+
+        Raises:
+            JobFailedError: as soon as one has ended without a result; the others go on. ``as_completed`` tells of each.
+            ResultTimeoutError, NoSuchJobError, ResultTypeError.
+        """
+        ids = [parse_job_id(job_id) for job_id in job_ids]
+        async with aclosing(results.as_completed(self._open().api, ids, timeout)) as ended:
+            found = {job.job_id: job.value(as_type) async for job in ended}
+        return [found[job_id] for job_id in ids]
+
+    def as_completed(self, job_ids: Iterable[str], *, timeout: Timeout = None) -> AsyncIterator[EndedJob]:
+        """Each job once, as they end, whatever became of it.
+
+        Raises:
+            ResultTimeoutError, NoSuchJobError: some had not ended, or were not there, in time.
+        """
+        return results.as_completed(self._open().api, job_ids, timeout)
+
+    def progress(self, job_id: str, *, timeout: Timeout = None) -> AsyncIterator[JobProgress]:
+        """``async for now in client.progress(job_id)``: the job's state, and again at every change, up to its end.
+
+        Raises:
+            ResultTimeoutError, NoSuchJobError.
+        """
+        return results.progress(self._open().api, job_id, timeout)
+
+    def handle(self, job_id: str) -> JobHandle:
+        """The questions about one job, without its id."""
+        return JobHandle(self, job_id)
 
     async def job(self, job_id: str) -> api.JobView:
         """The job's record, with args, result and error.
@@ -314,10 +337,6 @@ def _encoded(value: Any, field: str) -> Raw:
     return Raw(raw)
 
 
-def wire_is_terminal(status: str) -> bool:
-    return status in ("succeeded", "failed", "cancelled", "quarantined")
-
-
 def _field_of(error: Exception) -> str:
     _, _, path = str(error).partition("`$.")
     return path.rstrip("`") or "job"
@@ -345,24 +364,6 @@ def _receipt(answer: JobReceipt) -> Receipt:
     if answer.status == ReceiptStatus.DUPLICATE:
         return Receipt(answer.existing_id or answer.id, ReceiptStatus.DUPLICATE)
     return Receipt(answer.id, answer.status, answer.reason)
-
-
-def _result_of(reply: api.ResultReply) -> Any:
-    if reply.status != "succeeded":
-        raise JobFailedError(reply.id, reply.status, reply.error)
-    return None if reply.result is None else msgspec.json.decode(bytes(reply.result))
-
-
-def _late(job_id: str, reply: api.ResultReply | None, patience_s: float | None) -> JmError:
-    if reply is None:
-        return ResultTimeoutError(
-            f"job {job_id}: no coordinator answered within {patience_s} s; start one (jm coordinator) or see jm doctor"
-        )
-    if reply.status == "unknown":
-        return NoSuchJobError(
-            f"job {job_id} is not on the master after {patience_s} s; check the id, or wait for the writer"
-        )
-    return ResultTimeoutError(f"job {job_id} is {reply.status} after {patience_s} s; it goes on, ask again later")
 
 
 __all__ = ["JobClient", "Receipt", "ReceiptTimeoutError", "Wait", "submission"]

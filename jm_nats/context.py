@@ -7,7 +7,6 @@ from typing import Any
 
 from jm_core import limits
 from jm_core.errors import InvalidJobError, JmError
-from jm_core.payload import cut_text
 
 
 class Retry(JmError):  # noqa: N818  (reads as what the handler wants: `raise Retry(in_=60)`)
@@ -92,7 +91,8 @@ class JobContext:
         return logging.LoggerAdapter(logging.getLogger(f"jobmaster.handler.{self.handler}"), extra)
 
     def progress(self, fraction: float, note: str = "") -> Awaitable[None]:
-        """Report progress, 0 to 1; ``await`` it or not. The newest report of each flush is kept.
+        """Report progress, 0 to 1; ``await`` it or not. As often as you like: the first report leaves at once, then the
+        newest of each half second. A handler in a process of its own (``executor="process"``) reports to nobody.
 
         Raises:
             InvalidJobError: the fraction is outside 0 to 1.
@@ -100,7 +100,5 @@ class JobContext:
         if not 0.0 <= fraction <= 1.0:
             raise InvalidJobError("progress", f"{fraction!r}", remedy="give a fraction from 0 to 1")
         if self._report is not None:
-            # Made fit for the wire here: half a surrogate pair would spoil the report of every other job.
-            note = cut_text(str(note)[: limits.PROGRESS_NOTE_CHARS_MAX], 4 * limits.PROGRESS_NOTE_CHARS_MAX)
-            self._report(float(fraction), note)
+            self._report(float(fraction), str(note)[: limits.PROGRESS_NOTE_CHARS_MAX])
         return _Done()

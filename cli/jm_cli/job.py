@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from jm_cli import job_wait
 from jm_cli.exits import UsageError
 from jm_cli.options import expanded
 from jm_cli.render import brief_moment, json_text, moment, print_json, print_line, print_record, print_table, say
@@ -17,11 +18,12 @@ if TYPE_CHECKING:
 STATUS_NAMES: Final = [label for label, status in STATUS_BY_LABEL.items() if status is not JobStatus.PENDING_SAVE]
 LIMIT_MAX: Final = 1000
 
-app = typer.Typer(help="Look at jobs, and act on them.", rich_markup_mode=None)
+app = typer.Typer(help="Look at jobs, wait for them, and act on them.", rich_markup_mode=None)
 JobIdArgument = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
 
 
 def add_to(root: typer.Typer) -> None:
+    job_wait.add_to(app)
     root.add_typer(app, name="job")
 
 

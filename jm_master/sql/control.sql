@@ -1,6 +1,12 @@
+-- name: free_keys
+-- Ended jobs whose window has passed let go of the keys that these jobs want back.
+UPDATE jobmaster.job AS j SET unique_until = NULL
+  FROM jobmaster.job AS wants
+ WHERE wants.id = ANY($1::uuid[]) AND j.unique_key = wants.unique_key AND j.status > 3 AND j.unique_until <= now();
+
 -- name: requeue_jobs
 -- What has ended waits again, as new: with all its attempts, at once or at $3. Its last end goes into `attempt`, where a
--- clean success and a quarantine have left no row yet. A key that an unfinished job holds by now stands in the way; of two
+-- clean success and a quarantine have left no row yet. A key that another job holds by now stands in the way; of two
 -- of the same key the newer one goes.
 WITH term AS MATERIALIZED (
     SELECT FROM jobmaster.leader WHERE term = $1 FOR SHARE
@@ -9,7 +15,8 @@ WITH term AS MATERIALIZED (
      WHERE id = ANY($2::uuid[]) AND EXISTS (SELECT FROM term) ORDER BY id FOR UPDATE
 ), judged AS MATERIALIZED (
     SELECT p.id, p.status, coalesce(other.id, first_value(p.id) OVER of_key) AS holder, p.unique_key
-      FROM picked AS p LEFT JOIN jobmaster.job AS other ON other.unique_key = p.unique_key AND other.status < 4
+      FROM picked AS p LEFT JOIN jobmaster.job AS other
+        ON other.unique_key = p.unique_key AND (other.status < 4 OR other.unique_until IS NOT NULL)
     WINDOW of_key AS (PARTITION BY p.unique_key ORDER BY p.status < 4, p.id DESC)
 ), free AS MATERIALIZED (
     SELECT id FROM judged WHERE status > 3 AND (unique_key IS NULL OR holder = id)

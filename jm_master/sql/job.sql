@@ -24,7 +24,24 @@ SELECT attempt, outcome, dispatch, worker_id, bucket_id, started_at, finished_at
   FROM jobmaster.attempt WHERE job_id = $1 ORDER BY dispatch;
 
 -- name: get_result
-SELECT status, result::text, error FROM jobmaster.job WHERE id = $1;
+SELECT id::text, status, result::text, error FROM jobmaster.job WHERE id = $1;
+
+-- name: get_ended
+-- Of these jobs the ended ones, the first to end first, as long as results and errors take no more than $2 bytes; one
+-- at least.
+SELECT id::text, status, result, error
+  FROM (SELECT j.id, j.status, j.result::text AS result, j.error, j.finished_at,
+               sum(200 + coalesce(octet_length(j.result::text), 0) + coalesce(octet_length(j.error), 0))
+                   OVER (ORDER BY j.finished_at, j.id) AS bytes,
+               row_number() OVER (ORDER BY j.finished_at, j.id) AS place
+          FROM unnest($1::uuid[]) AS u(id) JOIN jobmaster.job AS j ON j.id = u.id
+         WHERE j.status > 3) AS ended
+ WHERE bytes <= $2 OR place = 1
+ ORDER BY finished_at, id;
+
+-- name: get_progress
+SELECT id::text, status, attempt, progress::float8 AS fraction, progress_note AS note, error
+  FROM jobmaster.job WHERE id = $1;
 
 -- name: count_jobs
 SELECT status, count(*) AS jobs FROM jobmaster.job GROUP BY status;

@@ -53,7 +53,8 @@ SELECT (SELECT count(*) FROM term) AS terms, n AS inserted, CASE WHEN n < $31 TH
 -- Why rows were not inserted: the row that is there under the same id, or the one that holds the key.
 SELECT u.id::text, coalesce(same.id, other.id)::text AS existing_id,
        extract(epoch FROM same.queued_at)::float8 AS same_queued_at, other.status,
-       extract(epoch FROM other.queued_at)::float8 AS queued_at, extract(epoch FROM other.unique_until)::float8 AS held_until
+       extract(epoch FROM other.queued_at)::float8 AS queued_at, extract(epoch FROM other.unique_until)::float8 AS held_until,
+       extract(epoch FROM other.run_at - now())::float8 AS due_in_s
   FROM unnest($1::uuid[], $2::text[]) AS u(id, unique_key)
   LEFT JOIN jobmaster.job AS same ON same.id = u.id
   LEFT JOIN jobmaster.job AS other ON other.unique_key = u.unique_key
@@ -70,15 +71,9 @@ WITH term AS MATERIALIZED (
 )
 SELECT count(*) AS terms FROM term;
 
--- name: replace_waiting
--- Jobs that still wait on the master, cancelled in favour of the one that takes their key.
-WITH term AS MATERIALIZED (
-    SELECT FROM jobmaster.leader WHERE term = $1 FOR SHARE
-), gone AS (
-    UPDATE jobmaster.job AS j
-       SET status = 6, finished_at = now(), unique_until = NULL, error = 'replaced by ' || u.new_id
-      FROM unnest($2::uuid[], $3::text[]) AS u(id, new_id)
-     WHERE j.id = u.id AND j.status = 1 AND EXISTS (SELECT FROM term)
-    RETURNING j.id
-)
-SELECT (SELECT count(*) FROM term) AS terms, (SELECT coalesce(array_agg(id::text), '{}') FROM gone) AS ids;
+-- name: give_way
+-- A job that still waits lets go of its key, and stays locked for the cancel that follows. One that lies in a bucket waits
+-- as long as it is not due for $2 seconds: its worker may be about to start it otherwise.
+UPDATE jobmaster.job SET unique_until = NULL
+ WHERE id = $1 AND (status = 1 OR status = 2 AND run_at > now() + $2::float8 * interval '1 second')
+RETURNING id;

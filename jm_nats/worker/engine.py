@@ -24,6 +24,7 @@ from jm_nats.handlers import ArgumentsError, Handler
 from jm_nats.worker.execution import Ask, Execution, Executors
 from jm_nats.worker.lane_queue import LaneQueue
 from jm_nats.worker.outcomes import BucketPort, Delivery
+from jm_nats.worker.progress import AttemptProgress
 
 log = logging.getLogger("jobmaster.worker")
 
@@ -190,12 +191,21 @@ class Engine:
             self._quarantine(held, str(error))
             return
         announcement = self._announcement(held) if run.losses else None
-        execution = Execution(handler, run, port, self._clock, self._report_progress(held), announcement)
+        progress = None
+        if handler.context_parameter is not None:
+            progress = AttemptProgress(self._loop, lambda *report: self._report_progress(execution, *report))
+        execution = Execution(handler, run, port, self._clock, progress.report if progress else None, announcement)
         execution.announced = announcement is not None
         self._running.add(execution)
         self._running_by[port.priority] += 1
         port.running += 1
-        execution.start(kwargs, self._executors, lambda e: self._ended(e, held), lambda e: self._released(e, held))
+
+        def ended(execution: Execution) -> None:
+            if progress is not None:
+                progress.close()
+            self._ended(execution, held)
+
+        execution.start(kwargs, self._executors, ended, lambda e: self._released(e, held))
         if self._ticker is None:
             self._ticker = self._loop.call_later(limits.FLUSH_S, self._tick)
 
@@ -216,14 +226,13 @@ class Engine:
 
         return announce
 
-    def _report_progress(self, held: Held) -> Callable[[float, str], None]:
-        run, reporter = held.run, held.port.reporter
-
-        def report(fraction: float, note: str) -> None:
-            event = Progress(run.id, run.dispatch, self._clock.now(), fraction, note)
-            self._loop.call_soon_threadsafe(reporter.progress, event)
-
-        return report
+    def _report_progress(self, execution: Execution, fraction: float, note: str) -> None:
+        if not execution.announced:
+            self._announce(execution)  # a start that is recorded later would wipe out what we report now
+        run = execution.run
+        # Made fit for the wire: half a surrogate pair would spoil the report of every other job.
+        note = cut_text(note, 4 * limits.PROGRESS_NOTE_CHARS_MAX)
+        execution.port.reporter.progress(Progress(run.id, run.dispatch, self._clock.now(), fraction, note))
 
     def _quarantine(self, held: Held, reason: str) -> None:
         run, reporter = held.run, held.port.reporter

@@ -72,7 +72,7 @@ class Execution:
         run: Run,
         port: BucketPort,
         clock: Clock,
-        report: Callable[[float, str], None],
+        report: Callable[[float, str], None] | None,
         announcement: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """Args: announcement: stores that it starts, to be awaited before the handler is called."""
@@ -114,7 +114,7 @@ class Execution:
         if self.context is not None:
             self.context._deadline_s = self.started_at + self.run.timeout_s  # noqa: SLF001 - ours
 
-    def _make_context(self, report: Callable[[float, str], None]) -> JobContext:
+    def _make_context(self, report: Callable[[float, str], None] | None) -> JobContext:
         run = self.run
         return JobContext(
             job_id=run.id,

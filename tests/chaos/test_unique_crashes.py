@@ -30,7 +30,7 @@ async def test_a_key_has_one_job_though_the_writer_dies_exactly_there(point, nat
             for number in range(ROUNDS):
                 await killed_once(cluster, client, point, f"key-{number}")
         rows = await cluster.sql.rows(
-            "SELECT id::text, unique_key, status, error, queued_at FROM job ORDER BY queued_at"
+            "SELECT id::text, unique_key, status, error, queued_at FROM job ORDER BY queued_at, id"
         )
         by_id = {row["id"]: row for row in rows}
         for number in range(ROUNDS):
@@ -39,7 +39,7 @@ async def test_a_key_has_one_job_though_the_writer_dies_exactly_there(point, nat
             assert held["id"] == of_key[-1]["id"]
             for row in of_key[:-1]:
                 assert row["status"] == JobStatus.CANCELLED
-                heir = row["error"].removeprefix("replaced by ")
+                heir = row["error"].removeprefix("cancelled by unique key: replaced by ")
                 assert by_id[heir]["unique_key"] == row["unique_key"], "replaced by a job that is there"
 
 

@@ -157,7 +157,40 @@ async def test_what_becomes_of_a_taken_key_is_the_callers_choice(cluster, run):
     assert f"its unique key is held by job {first}" in refused.stderr
     status, second = submitted(run("submit", "echo", "{}", *wait, "--on-conflict", "replace"))
     assert (status, second != first) == ("recorded", True)
-    assert (await cluster.sql.job(first))["error"] == f"replaced by {second}"
+    assert (await cluster.sql.job(first))["error"] == f"cancelled by unique key: replaced by {second}"
+
+
+async def test_waiting_for_jobs_prints_each_as_it_ends(cluster, run):
+    ids = [submitted(run("submit", "echo", f'{{"value": {n}}}', "--wait", "recorded"))[1] for n in range(3)]
+    done = run("job", "wait", *ids, ids[0], "--timeout", "30")
+    assert sorted(done.stdout.splitlines()) == sorted(f"{job_id} succeeded {n}" for n, job_id in enumerate(ids))
+    shown = json.loads(run("job", "wait", *ids, "--json").stdout)["jobs"]
+    assert shown == [{"id": one, "status": "succeeded", "result": n, "error": None} for n, one in enumerate(ids)]
+    _, failing = submitted(run("submit", "always_fails", "{}", "--wait", "recorded"))
+    done = run("job", "wait", ids[0], failing, code=ExitCode.OUTCOME)
+    assert f"{failing} failed RuntimeError: it always fails" in done.stdout.splitlines()
+    assert "1 of 2 jobs have not succeeded" in done.stderr
+    _, later = submitted(run("submit", "echo", "{}", "--in", "1h", "--wait", "recorded"))
+    done = run("job", "wait", ids[0], later, "--timeout", "0.5", "--json", code=ExitCode.OUTCOME)
+    assert [one["id"] for one in json.loads(done.stdout)["jobs"]] == [ids[0]]
+    assert later in done.stderr
+    run("job", "wait", "0190a000-0000-7000-8000-000000000000", "--timeout", "0.5", code=ExitCode.NOT_FOUND)
+
+
+async def test_watching_a_job_prints_a_line_for_every_change(cluster, run):
+    _, job_id = submitted(run("submit", "steps", '{"steps": 3}', "--wait", "recorded"))
+    lines = run("job", "watch", job_id, "--timeout", "30").stdout.splitlines()
+    assert lines[-1].startswith("succeeded")
+    assert len(lines) == len(set(lines))
+    _, job_id = submitted(run("submit", "steps", '{"steps": 3}', "--wait", "recorded"))
+    states = [json.loads(line) for line in run("job", "watch", job_id, "--json").stdout.splitlines()]
+    assert states[-1]["status"] == "succeeded"
+    assert {"2 of 3", "3 of 3"} & {state.get("note") for state in states}
+    _, failing = submitted(run("submit", "always_fails", "{}", "--wait", "recorded"))
+    done = run("job", "watch", failing, code=ExitCode.OUTCOME)
+    assert done.stdout.splitlines()[-1].startswith("failed")
+    _, later = submitted(run("submit", "echo", "{}", "--in", "1h", "--wait", "recorded"))
+    run("job", "watch", later, "--timeout", "0.5", code=ExitCode.OUTCOME)
 
 
 async def test_a_job_that_fails_ends_with_its_own_code(run):

@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from jm_core import limits
-from jm_core.errors import DuplicateJobError, InvalidJobError, JobFailedError
+from jm_core.errors import ActionRefusedError, DuplicateJobError, InvalidJobError, JobFailedError
 from jm_core.model import JobStatus
 from jm_master.queries import named
 from jm_nats.client import JobClient, submission
@@ -141,20 +141,52 @@ async def test_a_waiting_job_is_replaced_and_says_by_whom(bench, db):
     (accepted,) = await bench.submit_and_wait(second)
     assert (accepted.status, accepted.id) == ("recorded", second["id"])
     old = await db.fetchrow("SELECT * FROM job WHERE id = $1", first["id"])
-    assert (old["status"], old["error"]) == (JobStatus.CANCELLED, f"replaced by {second['id']}")
+    assert (old["status"], old["error"]) == (
+        JobStatus.CANCELLED,
+        f"cancelled by unique key: replaced by {second['id']}",
+    )
     assert old["finished_at"] is not None
     assert old["unique_until"] is None
     assert json.loads(await db.fetchval("SELECT args FROM job WHERE status = 1")) == {"n": 2}
 
 
 @pytest.mark.parametrize("status", [JobStatus.IN_BUCKET, JobStatus.PROCESSING], ids=["in_bucket", "processing"])
-async def test_what_a_worker_has_is_not_replaced(bench, db, status):
-    first = job(unique_key="k", **LATER)
+async def test_what_runs_or_is_about_to_is_not_replaced(bench, db, status):
+    first = job(unique_key="k")
     await bench.submit_and_wait(first)
     await db.execute("UPDATE job SET status = $1, bucket_id = 'b'", status)
-    (refused,) = await bench.submit_and_wait(job(unique_key="k", on_conflict="replace", **LATER))
+    (refused,) = await bench.submit_and_wait(job(unique_key="k", on_conflict="replace"))
     assert (refused.status, refused.existing_id) == ("duplicate", first["id"])
     assert await db.fetchval("SELECT status FROM job") == status
+
+
+async def test_what_lies_with_a_worker_and_is_not_due_yet_is_replaced_and_the_worker_is_told(bench, db):
+    async with bench.worker():
+        first, second = (
+            job(unique_key="k", delay_s=300, **({"on_conflict": "replace"} if n else {})) for n in range(2)
+        )
+        await bench.submit_and_wait(first)
+        assert await db.fetchval("SELECT status FROM job") == JobStatus.IN_BUCKET
+        (accepted,) = await bench.submit_and_wait(second)
+        assert (accepted.status, accepted.id) == ("recorded", second["id"])
+        old = await db.fetchrow("SELECT status, cancelled_by, cancel_reason FROM job WHERE id = $1", first["id"])
+        assert tuple(old) == (JobStatus.CANCELLED, "unique key", f"replaced by {second['id']}")
+        told = "SELECT NOT EXISTS (SELECT FROM cancel_order WHERE told_at IS NULL)"
+        await wait_until(lambda: db.fetchval(told), what="the order to its worker")
+
+
+async def test_a_requeued_job_does_not_take_a_key_that_is_held_beyond_an_end(bench, db, client):
+    """The window of the one that came later still runs; then it has passed, and the key is free."""
+    first, second = job(unique_key="k"), job(unique_key="k", unique_for_s=600)
+    for one in (first, second):
+        await bench.submit_and_wait(one)
+        await end(db, one["id"], JobStatus.FAILED)
+    with pytest.raises(ActionRefusedError, match=second["id"]):
+        await client.requeue(first["id"])
+    await db.execute("UPDATE job SET unique_until = now() - interval '1 s' WHERE id = $1", second["id"])
+    assert (await client.requeue(first["id"])).changed
+    (refused,) = await bench.submit_and_wait(job(unique_key="k"))
+    assert refused.existing_id == first["id"]
 
 
 async def test_what_ended_within_its_window_is_not_replaced(bench, db):
@@ -198,8 +230,8 @@ async def test_of_one_message_the_windows_and_wishes_of_each_job_count(bench, db
     assert [receipt.existing_id for receipt in receipts] == [None, jobs[0]["id"], None, jobs[2]["id"], None]
     rows = {str(row["id"]): row for row in await db.fetch("SELECT * FROM job")}
     assert rows.keys() == {jobs[n]["id"] for n in (0, 2, 4)}
-    assert rows[jobs[0]["id"]]["error"] == f"replaced by {jobs[2]['id']}"
-    assert rows[jobs[2]["id"]]["error"] == f"replaced by {jobs[4]['id']}"
+    assert rows[jobs[0]["id"]]["error"] == f"cancelled by unique key: replaced by {jobs[2]['id']}"
+    assert rows[jobs[2]["id"]]["error"] == f"cancelled by unique key: replaced by {jobs[4]['id']}"
     assert (rows[jobs[4]["id"]]["status"], rows[jobs[4]["id"]]["unique_until"]) == (JobStatus.ON_MASTER, None)
 
 
@@ -259,7 +291,7 @@ async def test_of_64_replacing_each_other_one_is_left_and_the_others_say_by_whom
     known = {row["id"] for row in rows}
     for row in rows[:-1]:
         assert row["status"] == JobStatus.CANCELLED
-        assert row["error"].removeprefix("replaced by ") in known
+        assert row["error"].removeprefix("cancelled by unique key: replaced by ") in known
 
 
 async def test_a_key_in_a_transaction_that_is_rolled_back_is_nobodys(bench, db, database):

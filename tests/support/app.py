@@ -44,6 +44,15 @@ async def fail_once(ctx: JobContext) -> int:
     return ctx.attempt
 
 
+@jm.handler("steps")
+async def steps(ctx: JobContext, steps: int) -> int:
+    """Reports each step, and takes longer for it than reports are held back."""
+    for step in range(1, steps + 1):
+        await ctx.progress(step / steps, f"{step} of {steps}")
+        await asyncio.sleep(0.6)
+    return steps
+
+
 @jm.handler("always_fails", max_attempts=2, backoff=SHORT_S)
 async def always_fails() -> None:
     raise RuntimeError("it always fails")

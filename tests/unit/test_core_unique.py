@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import pytest
 
+from jm_core import limits
 from jm_core.intake import NewJob
 from jm_core.model import JobStatus, OnConflict, Priority
 from jm_core.unique import Clash, Verdict, has_keys, judge, waves
@@ -34,10 +36,19 @@ def test_an_unfinished_job_holds_its_key_whatever_its_window(status, until):
     assert judge(held(status, until=until), "reject", queued_at=T0 + 1) is Verdict.DUPLICATE
 
 
-@pytest.mark.parametrize("status", UNFINISHED)
-def test_only_what_waits_on_the_master_gives_way(status):
-    expected = Verdict.REPLACE if status is JobStatus.ON_MASTER else Verdict.DUPLICATE
-    assert judge(held(status), "replace", queued_at=T0 + 1) is expected
+@pytest.mark.parametrize(
+    ("status", "due_in_s", "expected"),
+    [
+        (JobStatus.ON_MASTER, -9.0, Verdict.REPLACE),
+        (JobStatus.IN_BUCKET, limits.REPLACE_MARGIN_S + 0.1, Verdict.REPLACE),
+        (JobStatus.IN_BUCKET, limits.REPLACE_MARGIN_S, Verdict.DUPLICATE),
+        (JobStatus.IN_BUCKET, -9.0, Verdict.DUPLICATE),
+        (JobStatus.PROCESSING, 99.0, Verdict.DUPLICATE),
+    ],
+)
+def test_only_what_waits_and_is_not_about_to_start_gives_way(status, due_in_s, expected):
+    clash = msgspec.structs.replace(held(status), due_in_s=due_in_s)
+    assert judge(clash, "replace", queued_at=T0 + 1) is expected
 
 
 def test_of_two_that_would_replace_each_other_the_later_one_stays_whoever_is_read_first():

@@ -43,6 +43,8 @@ class Reporter:
         self.events = []
         self.ends = []
         self.reports = []
+        self.reports_s = []
+        self.on_progress = lambda: None
         self.acked = []
         self.changed = asyncio.Event()
 
@@ -62,6 +64,8 @@ class Reporter:
     def progress(self, event):
         msgspec.json.encode(event)
         self.reports.append(event)
+        self.reports_s.append(asyncio.get_running_loop().time())
+        self.on_progress()
 
     def done(self, delivery):
         delivery.left -= 1
@@ -951,15 +955,18 @@ async def test_progress_is_reported_from_async_and_thread_handlers(app, way):
     @app.handler("async")
     async def in_loop(ctx: JobContext):
         await ctx.progress(0.25, "a quarter")
-        ctx.progress(1)
         await asyncio.sleep(0.001)
+        ctx.progress(1)
 
     @app.handler("thread")
     def in_thread(ctx: JobContext):
         ctx.progress(0.25, "a quarter")
+        assert reported.wait(60)
         ctx.progress(1)
 
+    reported = threading.Event()
     bench = Bench(app)
+    bench.reporter.on_progress = reported.set
     run = bench.start(way, timeout_s=LONG_S)
     await bench.until_ended()
     await turns()
@@ -967,6 +974,64 @@ async def test_progress_is_reported_from_async_and_thread_handlers(app, way):
         (run.id, 0.25, "a quarter"),
         (run.id, 1.0, ""),
     ]
+    [started, _] = bench.reporter.events
+    assert type(started) is Started, "recorded later, the start would wipe out the progress"
+
+
+@scenario
+async def test_of_many_reports_a_few_leave_and_the_newest_is_one_of_them(app):
+    @app.handler("busy")
+    async def handler(ctx: JobContext):
+        for step in range(100_000):
+            await ctx.progress(step / 100_000, str(step))
+            if step % 100 == 0:
+                await asyncio.sleep(0.003)
+
+    bench = Bench(app)
+    bench.start("busy", timeout_s=LONG_S)
+    await bench.until_ended()
+    reports = bench.reporter.reports
+    assert 5 <= len(reports) <= 3 / limits.PROGRESS_S + 2
+    assert reports[-1].note == "99999"
+    assert [p.fraction for p in reports] == sorted(p.fraction for p in reports)
+    assert bench.reporter.reports_s == pytest.approx(sorted(bench.reporter.reports_s))
+    gaps = [b - a for a, b in itertools.pairwise(bench.reporter.reports_s)][:-1]
+    assert min(gaps) >= limits.PROGRESS_S - 1e-6, "the last one left because the attempt ended"
+
+
+@scenario
+async def test_a_thread_that_reports_without_end_does_not_flood_the_loop(app, monkeypatch):
+    @app.handler("busy")
+    def handler(ctx: JobContext):
+        for step in range(100_000):
+            ctx.progress(step / 100_000)
+
+    calls = []
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(
+        loop, "call_soon_threadsafe", lambda *a, f=loop.call_soon_threadsafe: (calls.append(a), f(*a))[1]
+    )
+    bench = Bench(app)
+    bench.start("busy", timeout_s=LONG_S)
+    await bench.until_ended()
+    assert bench.reporter.reports[-1].fraction == 0.99999
+    assert len(calls) < 2_000, "with virtual time half a second passes in no time"
+
+
+@scenario
+async def test_after_its_end_an_attempt_reports_no_more(app):
+    contexts = []
+
+    @app.handler("leaky")
+    async def handler(ctx: JobContext):
+        contexts.append(ctx)
+
+    bench = Bench(app)
+    bench.start("leaky")
+    await bench.until_ended()
+    contexts[0].progress(0.5)
+    await asyncio.sleep(5)
+    assert bench.reporter.reports == []
 
 
 @pytest.mark.parametrize("note", ["\ud800", "\0", "x" * 100_000, "😀" * 1_000, 5, None], ids=type)

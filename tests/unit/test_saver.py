@@ -51,6 +51,7 @@ async def test_the_beginning_of_a_flood_runs_before_the_rest_waits_for_credit():
         Placer(ledger, wait_s=WAIT_S),
         journal,
         None,
+        canceller=None,
         assign=Wake(),
         term=1,
         threshold_s=600.0,

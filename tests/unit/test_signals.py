@@ -29,7 +29,21 @@ async def test_only_those_who_wait_for_the_job_are_told_and_nothing_is_left():
     with waiters.waiting("a") as first, waiters.waiting("a") as second, waiters.waiting("b") as other:
         waiters.ended(["a", "c"])
         assert (first.is_set(), second.is_set(), other.is_set()) == (True, True, False)
-    assert not waiters._waiting
+    assert waiters.count == 0
+
+
+async def test_who_watches_a_job_hears_of_its_news_and_its_end_who_waits_of_its_end_only():
+    waiters = ResultWaiters()
+    with waiters.watching("a") as watching, waiters.waiting("a", "b", "b") as waiting:
+        assert waiters.count == 3
+        waiters.changed(["a"])
+        assert (watching.is_set(), waiting.is_set()) == (True, False)
+        waiters.ended(["b"])
+        assert waiting.is_set()
+    with waiters.watching("a") as watching:
+        waiters.ended(["a"])
+        assert watching.is_set()
+    assert waiters.count == 0
 
 
 def test_a_backoff_doubles_to_its_cap_and_begins_anew():

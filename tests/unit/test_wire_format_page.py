@@ -12,7 +12,7 @@ from jm_core.ids import HANDLER_PATTERN, NAME_PATTERN
 from jm_core.intake import ClusterDefaults, NewJob, Origin, Rejection, read_message
 from jm_core.model import PRIORITY_BY_LABEL, AttemptOutcome, JobStatus, OnConflict, ReturnReason
 from jm_core.wire import Submission
-from jm_master.service import WAIT_MAX_S
+from jm_master.ends_service import WAIT_MAX_S
 from jm_nats.provision import PENDING_DUPLICATES_S
 from jm_nats.subjects import INBOX_CHARS_MAX, Names, is_inbox
 from tests.support import wire_page
