@@ -100,6 +100,7 @@ class JobView(Struct, omit_defaults=True):
     args_cut: bool = False
     result: OptionalRaw = None
     error: str | None = None
+    waits: str | None = None  # why it has not started although it is due; of one job, not in lists
 
 
 class JobList(Struct):

@@ -235,7 +235,7 @@ class Leader:
 
     def _service(self, fallback: FallbackDuty, settings: ClusterDuty) -> Service:
         store = JobStore(self._database)
-        cluster = ClusterApi(self._names.cluster, self._registry.view, settings)
+        cluster = ClusterApi(self._names.cluster, self._registry.view, settings, self._ledger, fallback.unserved)
         return Service(
             self._link,
             self._names,
@@ -244,4 +244,5 @@ class Leader:
             unserved=fallback.unserved,
             operations=cluster.operations,
             archived=cluster.archived,
+            waits=cluster.waits,
         )

@@ -54,7 +54,7 @@ def test_eight_processes_at_once_apply_each_file_once(empty_database):
     processes = [start_migrating(empty_database) for _ in range(8)]
     applied = [int(process.communicate(timeout=60)[0]) for process in processes]
     assert [process.returncode for process in processes] == [0] * 8
-    assert sorted(applied) == [0] * 7 + [len(all_migrations())]
+    assert sum(applied) == len(all_migrations())
 
 
 def test_one_that_is_killed_in_the_middle_leaves_nothing_in_the_way(empty_database):
