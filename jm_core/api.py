@@ -140,6 +140,7 @@ class JobView(Struct, omit_defaults=True):
     cancel_requested_at: datetime | None = None  # of a job that still runs: it is asked to end
     cancelled_by: str | None = None
     cancel_reason: str | None = None
+    waits: str | None = None  # why it has not started although it is due; of one job, not in lists
 
 
 class JobList(Struct):

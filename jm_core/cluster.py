@@ -105,6 +105,7 @@ class ClusterView(Struct, omit_defaults=True):
     settings: ClusterSettings
     changes: list[ChangeView] = []  # the newest first
     agents: list[AgentView] = []
+    backlogs: list[tuple[str, str]] = []  # lane and priority of due jobs that wait because no worker has room
 
 
 def archived_text(cluster: str, settings: ClusterSettings) -> str:

@@ -89,6 +89,7 @@ class Assigner:
         """One pass over everything that waits; True when due jobs are left because credit is short."""
         self._ledger.mature(wall_s=time.time())
         if not self._view.routes():
+            self._ledger.backlogs = set()
             return False  # nobody to give it to: not even a query
         waiting = await self._database.ride_out(self._store.waiting)
         routes: dict[tuple[str, int], list[Waiting]] = defaultdict(list)

@@ -2,33 +2,58 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from msgspec import Raw
 
 from jm_core import api
 from jm_core.cluster import ChangeView, ClusterChange, ClusterView, archived_text
+from jm_core.model import PRIORITY_BY_LABEL, Priority
+from jm_core.waiting import why_waiting
 from jm_master.api_errors import decoded
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from jm_master.cluster_duty import ClusterDuty
+    from jm_master.ledger import Ledger
     from jm_master.registry_view import RegistryView
     from jm_master.service import Operation
 
 
 class ClusterApi:
-    def __init__(self, cluster: str, view: RegistryView, duty: ClusterDuty) -> None:
+    def __init__(
+        self,
+        cluster: str,
+        view: RegistryView,
+        duty: ClusterDuty,
+        ledger: Ledger,
+        unserved: Callable[[], list[api.UnservedKind]],
+    ) -> None:
         self._cluster = cluster
         self._view = view
         self._duty = duty
+        self._ledger = ledger
+        self._unserved = unserved
         self.operations: Mapping[str, Operation] = {api.OP_CLUSTER_GET: self._get, api.OP_CLUSTER_SET: self._set}
 
     def archived(self) -> str | None:
         """Why nothing may be changed; None where it may."""
         settings = self._view.cluster
         return None if settings.plans else archived_text(self._cluster, settings)
+
+    def waits(self, job: api.JobView) -> str | None:
+        """Why this job has not started; None when it has, or is not due."""
+        kind = job.lane, self._view.served_as(PRIORITY_BY_LABEL[job.priority]).label, job.handler
+        unserved = [u.reason for u in self._unserved() if (u.lane, u.priority, u.handler) == kind]
+        return why_waiting(
+            job,
+            due_in_s=job.run_at.timestamp() - time.time(),
+            settings=self._view.cluster,
+            backlogs=self._ledger.backlogs,
+            unserved=unserved[0] if unserved else None,
+        )
 
     async def _get(self, _: bytes) -> ClusterView:
         return await self._shown()
@@ -42,7 +67,8 @@ class ClusterApi:
             ChangeView(row["changed_at"], row["changed_by"], row["reason"], _raw(row["before"]), _raw(row["after"]))
             for row in await self._duty.changes()
         ]
-        return ClusterView(self._cluster, "main", self._view.cluster, changes)
+        backlogs = [(lane, Priority(priority).label) for lane, priority in sorted(self._ledger.backlogs)]
+        return ClusterView(self._cluster, "main", self._view.cluster, changes, backlogs=backlogs)
 
 
 def _raw(text: str) -> Raw:

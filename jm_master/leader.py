@@ -284,7 +284,7 @@ class Leader:
 
     def _service(self, fallback: FallbackDuty, settings: ClusterDuty, control: Control, term: Term) -> Service:
         store = JobStore(self._database)
-        cluster = ClusterApi(self._names.cluster, self._registry.view, settings)
+        cluster = ClusterApi(self._names.cluster, self._registry.view, settings, self._ledger, fallback.unserved)
         schedules = ScheduleService(
             self._schedule_store(term), self._registry.view, zone=self._config.schedule_zone, assign=self._assign
         )
@@ -296,6 +296,7 @@ class Leader:
             unserved=fallback.unserved,
             operations={**cluster.operations, **schedules.operations(), **ControlService(control, store).operations()},
             archived=cluster.archived,
+            waits=cluster.waits,
         )
 
     def _schedule_store(self, term: Term) -> ScheduleStore:

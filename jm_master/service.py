@@ -51,6 +51,7 @@ class Service:
     Args:
         operations: further ones, by name.
         archived: why nothing may be changed, or None where it may.
+        waits: why a job has not started.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Service:
         unserved: Callable[[], list[api.UnservedKind]] = list,
         operations: Mapping[str, Operation] | None = None,
         archived: Callable[[], str | None] = lambda: None,
+        waits: Callable[[api.JobView], str | None] = lambda _: None,
     ) -> None:
         self._link = link
         self._names = names
@@ -71,6 +73,7 @@ class Service:
         self._reads = anyio.Semaphore(READS_MAX)
         self._open = 0
         self._archived = archived
+        self._waits = waits
         self._operations: dict[str, Operation] = {
             **(operations or {}),
             api.OP_JOB_GET: self._job,
@@ -151,6 +154,7 @@ class Service:
         view = await self._read(lambda: self._store.get(request.id))
         if view is None:
             raise RefusedError("not_found", f"no job {request.id} on the master (one that is only queued is not there)")
+        view.waits = self._waits(view)
         return view
 
     async def _jobs(self, data: bytes) -> Struct:

@@ -110,6 +110,8 @@ async def _look_at_cluster(link: "NatsLink", names: "Names") -> AsyncIterator[Fi
     yield await _streams(link, names)
     yield await _coordinator(link, names)
     yield await _workers(link, names)
+    for finding in await _settings(link, names):
+        yield finding
     unserved = await _unserved(link, names)
     if unserved is not None:
         yield unserved
@@ -165,6 +167,27 @@ async def _workers(link: "NatsLink", names: "Names") -> Finding:
     running = sum(worker.running for worker in workers)
     slots = sum(worker.slots for worker in workers)
     return Finding("workers", ExitCode.OK, f"{len(workers)} alive, {running} of {slots} slots in use")
+
+
+async def _settings(link: "NatsLink", names: "Names") -> list[Finding]:
+    """What is set so that jobs wait, and which wait for room. Nothing where nobody can say."""
+    from jm_core.errors import JmError  # noqa: PLC0415
+    from jm_nats.api_client import ApiClient  # noqa: PLC0415
+
+    try:
+        view = await ApiClient(link, names).cluster()
+    except JmError:
+        return []  # said above, or a coordinator of an older version
+    found = []
+    if not view.settings.starts:
+        detail = f"the cluster is {view.settings.mode.value} (by {view.settings.changed_by}): nothing is started"
+        found.append(Finding("mode", ExitCode.OK, detail, "take it up again: jm cluster mode active", is_warning=True))
+    if view.backlogs:
+        waiting = ", ".join(f"lane '{lane}' priority {priority}" for lane, priority in view.backlogs[:UNSERVED_SHOWN])
+        detail = f"due jobs wait behind others because no worker has room: {waiting}"
+        remedy = "each priority gets its share by weight; start more workers to end the waiting"
+        found.append(Finding("backlog", ExitCode.OK, detail, remedy, is_warning=True))
+    return found
 
 
 async def _unserved(link: "NatsLink", names: "Names") -> Finding | None:

@@ -164,6 +164,7 @@ def print_job(job: "JobView") -> None:
         [
             ("id", job.id),
             ("status", job.status),
+            ("waits", job.waits or ""),
             ("handler", job.handler),
             ("lane", job.lane),
             ("priority", job.priority),
