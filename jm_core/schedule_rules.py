@@ -104,7 +104,7 @@ def check_spec(
         InvalidScheduleError, InvalidJobError, InvalidNameError: naming field, problem, limit and remedy.
     """
     check_schedule_name(spec.name)
-    _check_numbers(spec)
+    check_numbers(spec)
     recurrence = recurrence_of(spec, now, cluster_zone)
     _check_handler(spec.handler, known)
     job_of(spec, handlers, ClusterDefaults())
@@ -160,8 +160,12 @@ def _check_handler(handler: str, known: Collection[str] | None) -> None:
     raise _invalid("handler", f"no worker has ever declared {handler!r}", remedy)
 
 
-def _check_numbers(spec: ScheduleSpec) -> None:
-    """Spans and counts. Written so that NaN, which compares with nothing, is refused too."""
+def check_numbers(spec: ScheduleSpec) -> None:
+    """Spans and counts. Written so that NaN, which compares with nothing, is refused too.
+
+    Raises:
+        InvalidScheduleError.
+    """
     if not 0 <= spec.jitter_s <= SECONDS_MAX:
         raise _invalid("jitter_s", f"{spec.jitter_s} is outside 0 to {SECONDS_MAX:.0f}", "give seconds")
     if not 1 <= spec.misfire_limit <= MISFIRE_LIMIT_MAX:

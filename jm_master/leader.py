@@ -210,6 +210,7 @@ class Leader:
             cluster=self._names.cluster,
             zone=self._config.schedule_zone,
             threshold_s=self._config.transient_threshold_s,
+            poll_s=self._config.poll_s,
         )
 
     def _undertaker(self, recorder: Recorder, term: Term) -> Undertaker:

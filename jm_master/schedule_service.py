@@ -20,7 +20,7 @@ from jm_core.payload import check_args, cut_text
 from jm_core.planning import upcoming
 from jm_core.schedule_rules import check_spec, edited, job_of, recurrence_of, same_recurrence, same_spec
 from jm_master.refusal import RefusedError
-from jm_master.schedule_rows import spec_of
+from jm_master.schedule_rows import shown_spec_of, spec_of
 from jm_master.schedule_store import ScheduleWrite
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ class ScheduleService:
         return view
 
     def _shown(self, row: asyncpg.Record, upcoming_count: int) -> ScheduleView:
-        spec = spec_of(row)
+        spec = shown_spec_of(row)
         state = ScheduleState(row["state"])
         view = ScheduleView(
             spec=spec,
