@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from jm_core.static_schedules import Patience
 from jm_master.assign import Assigner
 from jm_master.cancel import Canceller
 from jm_master.cancel_store import CancelStore
@@ -17,6 +18,8 @@ from jm_master.cluster_duty import ClusterDuty
 from jm_master.control import Control
 from jm_master.control_service import ControlService
 from jm_master.control_store import ControlStore
+from jm_master.declaration_store import DeclarationStore
+from jm_master.declarations import Declarations
 from jm_master.dispatch_store import DispatchStore
 from jm_master.fallback import FallbackDuty
 from jm_master.job_store import JobStore
@@ -134,6 +137,7 @@ class Leader:
                     "control": control.run,
                     "reconciler": reconciler.run,
                     "planner": self._planner(term).run,
+                    "declarations": self._declarations(term).run,
                     "hints": partial(follow_hints, self._link, self._names, reconciler),
                 }
                 for name, work in duties.items():
@@ -235,6 +239,7 @@ class Leader:
             cluster=self._names.cluster,
             zone=self._config.schedule_zone,
             threshold_s=self._config.transient_threshold_s,
+            poll_s=self._config.poll_s,
         )
 
     def _undertaker(self, recorder: Recorder, term: Term) -> Undertaker:
@@ -286,7 +291,11 @@ class Leader:
         store = JobStore(self._database)
         cluster = ClusterApi(self._names.cluster, self._registry.view, settings, self._ledger, fallback.unserved)
         schedules = ScheduleService(
-            self._schedule_store(term), self._registry.view, zone=self._config.schedule_zone, assign=self._assign
+            self._schedule_store(term),
+            self._registry.view,
+            zone=self._config.schedule_zone,
+            inactive_s=self._config.schedule_inactive_s,
+            assign=self._assign,
         )
         return Service(
             self._link,
@@ -297,6 +306,19 @@ class Leader:
             operations={**cluster.operations, **schedules.operations(), **ControlService(control, store).operations()},
             archived=cluster.archived,
             waits=cluster.waits,
+        )
+
+    def _declarations(self, term: Term) -> Declarations:
+        patience = Patience(self._config.schedule_idle_s, self._config.schedule_inactive_s)
+        return Declarations(
+            self._database,
+            DeclarationStore(self._database, term),
+            self._schedule_store(term),
+            self._registry.view,
+            self._rpc,
+            watch=self._watch,
+            patience=patience,
+            zone=self._config.schedule_zone,
         )
 
     def _schedule_store(self, term: Term) -> ScheduleStore:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
 from jm_core.ids import JobId
 from jm_core.intake import NewJob
-from jm_core.planning import Plan, due_at
+from jm_core.planning import Plan
 from jm_master.queries import named
 from jm_master.save_store import TermLost
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import datetime
 
     import asyncpg
 
@@ -25,7 +25,8 @@ ERROR_CHARS_MAX: Final = 2_000
 
 
 class Planned(Struct, frozen=True):
-    """The plan of one schedule, with what its jobs have in common and their ids, in the order of ``plan.instants``.
+    """The plan of one schedule, with what its jobs have in common, and in the order of ``plan.instants`` their
+    ids and due times.
 
     ``plan_no`` and ``generation`` are those of the row that it was made from.
     """
@@ -36,7 +37,7 @@ class Planned(Struct, frozen=True):
     plan: Plan
     job: NewJob
     ids: list[JobId]
-    jitter_s: float
+    due: list[datetime]
 
 
 class NextLook(Struct, frozen=True):
@@ -144,8 +145,7 @@ def _job_columns(batch: Sequence[Planned]) -> tuple[list[Any], ...]:
     for planned in batch:
         ids += planned.ids
         instants += planned.plan.instants
-        pairs = zip(planned.plan.instants, planned.ids, strict=True)
-        due += [due_at(instant, job_id, planned.jitter_s) for instant, job_id in pairs]
+        due += planned.due
     return ids, instants, due
 
 

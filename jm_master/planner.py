@@ -16,8 +16,8 @@ import anyio.lowlevel
 from jm_core import limits
 from jm_core.ids import occurrence_id
 from jm_core.intake import ClusterDefaults
-from jm_core.planning import AHEAD_S, COUNT_MAX, LEAD_S, Reach, decide
-from jm_core.schedule_rules import check_schedule_name, job_of, recurrence_of, rules_of
+from jm_core.planning import AHEAD_S, COUNT_MAX, LEAD_S, Reach, decide, due_at
+from jm_core.schedule_rules import check_numbers, check_schedule_name, job_of, recurrence_of, rules_of
 from jm_master.pg_errors import RowRefusedError
 from jm_master.plan_store import Planned
 from jm_master.save_store import TermLost
@@ -45,7 +45,7 @@ JOBS_EACH_MAX: Final = 1_000
 STEPS_MAX: Final = 20_000  # missed instants counted one by one in a pass, about 0.5 s; then each schedule counts
 STEPS_EACH_MIN: Final = 120  # so many, and says "at least"
 YIELD_STEPS: Final = 500
-IDLE_S: Final = 5.0  # a row that plain SQL inserted is seen after so long at most
+IDLE_POLLS: Final = 2  # a row that plain SQL inserted is seen after so many times the polling interval at most
 QUEUED_S: Final = 0.5  # how often we look whether the predecessor of a queued instant has ended
 GAP_S: Final = 0.05  # between passes: what falls due meanwhile goes along in one
 FORGET_EVERY_S: Final = 600.0
@@ -80,6 +80,7 @@ class Planner:
         cluster: str,
         zone: str,
         threshold_s: float,
+        poll_s: float,
     ) -> None:
         self._database = database
         self._store = store
@@ -89,6 +90,7 @@ class Planner:
         self._term = term
         self._cluster = cluster
         self._zone = zone
+        self._idle_s = IDLE_POLLS * poll_s
         self._ahead_s = threshold_s + AHEAD_S
         self._lead_s = threshold_s + LEAD_S
         self._forget_at_s = time.monotonic() + FORGET_EVERY_S
@@ -100,12 +102,12 @@ class Planner:
             LostTermError: somebody else leads.
         """
         while True:
-            if await self.plan_once():
-                await anyio.sleep(GAP_S)
+            if looked_at := await self.plan_once():
+                await anyio.sleep(GAP_S if looked_at < BATCH_MAX else 0)
                 continue
             await self._forget_now_and_then()
             look = await self._database.ride_out(self._store.next_look)
-            wait_s = IDLE_S if look.in_s is None else min(max(look.in_s, GAP_S), IDLE_S)
+            wait_s = self._idle_s if look.in_s is None else min(max(look.in_s, GAP_S), self._idle_s)
             await self._wake.wait(min(wait_s, QUEUED_S) if look.has_queued else wait_s)
 
     async def plan_once(self) -> int:
@@ -140,12 +142,14 @@ class Planner:
     def _decide(self, row: asyncpg.Record, reach_: Reach) -> Planned:
         spec = spec_of(row)
         check_schedule_name(spec.name)
+        check_numbers(spec)
         id_of = partial(occurrence_id, self._cluster, row["schedule_id"], row["generation"])
         recurrence = recurrence_of(spec, row["created_at"], self._zone)
         plan = decide(rules_of(spec), progress_of(row), recurrence, now=row["now"], reach=reach_, id_of=id_of)
         job = job_of(spec, self._view.handlers, ClusterDefaults())
         ids = [id_of(instant) for instant in plan.instants]
-        return Planned(spec.name, row["plan_no"], row["generation"], plan, job, ids, spec.jitter_s)
+        due = [due_at(instant, job_id, spec.jitter_s) for instant, job_id in zip(plan.instants, ids, strict=True)]
+        return Planned(spec.name, row["plan_no"], row["generation"], plan, job, ids, due)
 
     async def _commit(self, batch: Sequence[Planned]) -> None:
         if not batch:

@@ -37,7 +37,7 @@ SPEC_COLUMNS = (
 )
 
 
-def spec_of(row: asyncpg.Record) -> ScheduleSpec:
+def spec_of(row: asyncpg.Record | dict[str, Any]) -> ScheduleSpec:
     """``args`` and ``metadata`` come as JSON texts. Raises ValueError for metadata that are no texts."""
     metadata = row["metadata"]
     return ScheduleSpec(
@@ -62,6 +62,18 @@ def spec_of(row: asyncpg.Record) -> ScheduleSpec:
         ends_at=row["ends_at"],
         max_runs=row["max_runs"],
     )
+
+
+def shown_spec_of(row: asyncpg.Record) -> ScheduleSpec:
+    """For people; metadata that plain SQL wrote and that are no texts are shown as JSON."""
+    try:
+        return spec_of(row)
+    except msgspec.MsgspecError:
+        shown = msgspec.json.decode(row["metadata"])
+        texts = {
+            key: text if isinstance(text, str) else msgspec.json.encode(text).decode() for key, text in shown.items()
+        }
+        return spec_of({**row, "metadata": msgspec.json.encode(texts).decode()})
 
 
 def columns_of(spec: ScheduleSpec) -> list[Any]:

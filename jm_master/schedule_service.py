@@ -20,7 +20,7 @@ from jm_core.payload import check_args, cut_text
 from jm_core.planning import upcoming
 from jm_core.schedule_rules import check_spec, edited, job_of, recurrence_of, same_recurrence, same_spec
 from jm_master.api_errors import RefusedError, decoded
-from jm_master.schedule_rows import spec_of
+from jm_master.schedule_rows import shown_spec_of, spec_of
 from jm_master.schedule_store import ScheduleWrite
 
 if TYPE_CHECKING:
@@ -53,13 +53,15 @@ class ScheduleService:
 
     Args:
         zone: of schedules that name none.
+        inactive_s: what no code has declared for so long may be deleted.
         assign: woken when a job is due at once.
     """
 
-    def __init__(self, store: ScheduleStore, view: RegistryView, *, zone: str, assign: Wake) -> None:
+    def __init__(self, store: ScheduleStore, view: RegistryView, *, zone: str, inactive_s: float, assign: Wake) -> None:
         self._store = store
         self._view = view
         self._zone = zone
+        self._inactive_s = inactive_s
         self._assign = assign
         self._turns = anyio.Semaphore(AT_ONCE_MAX)
 
@@ -188,7 +190,7 @@ class ScheduleService:
         last = await self._view_of(request.name)
         async with self._store.hold(request.name, ScheduleWrite("delete", request.name, by, reason)) as found:
             held = _existing(found, request.name)
-            if held.row["origin"] == Origin.STATIC.value and held.state is not ScheduleState.INACTIVE:
+            if held.row["origin"] == Origin.STATIC.value and not self._is_out_of_code(held):
                 raise RefusedError(
                     "conflict",
                     f"schedule {request.name!r} is declared in code and would come back; take the declaration out, "
@@ -214,6 +216,11 @@ class ScheduleService:
         self._assign.set()
         return api.RunNowReply(job_id)
 
+    def _is_out_of_code(self, held: Held) -> bool:
+        """A paused one stays paused when its code goes."""
+        unseen_s: float | None = held.row["unseen_s"]
+        return held.state is ScheduleState.INACTIVE or unseen_s is None or unseen_s > self._inactive_s
+
     def _job(self, spec: ScheduleSpec, request: api.RunNow, job_id: str) -> NewJob:
         if request.args is not None:
             check_args(bytes(request.args))
@@ -236,7 +243,7 @@ class ScheduleService:
         return view
 
     def _shown(self, row: asyncpg.Record, upcoming_count: int) -> ScheduleView:
-        spec = spec_of(row)
+        spec = shown_spec_of(row)
         state = ScheduleState(row["state"])
         view = ScheduleView(
             spec=spec,

@@ -100,7 +100,7 @@ def parse_cron(text: str, zone: str) -> Cron:
         year = "; there is no year field, give the schedule an end" if len(fields) == 7 else ""
         raise InvalidScheduleError(
             "cron",
-            f"{text!r} has {len(fields)} fields{year}",
+            f"{text!r}: {len(fields)} field{'s' * (len(fields) > 1)}{year}",
             expected=("5: minute hour day-of-month month day-of-week", "6: with the second first"),
             remedy="0 9 * * MON-FRI is 09:00 from Monday to Friday",
         )

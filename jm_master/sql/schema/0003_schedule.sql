@@ -10,27 +10,26 @@ CREATE TABLE jobmaster.schedule (
     expr             text        NOT NULL,
     zone             text,                         -- NULL: the cluster's
     handler          text        NOT NULL,
-    args             jsonb       NOT NULL DEFAULT '{}',
+    args             jsonb       NOT NULL DEFAULT '{}' CHECK (jsonb_typeof(args) = 'object'),
     lane             text,                         -- NULL here and in the next three: the handler's default
     priority         smallint    CHECK (priority BETWEEN 1 AND 5),
-    max_attempts     int,
-    timeout_s        float8,
-    metadata         jsonb,
+    max_attempts     int         CHECK (max_attempts BETWEEN 1 AND 1000000),
+    timeout_s        float8      CHECK (timeout_s > 0 AND timeout_s <= 604800),
+    metadata         jsonb       CHECK (jsonb_typeof(metadata) = 'object'),
     unique_key       text,
     misfire          text        NOT NULL DEFAULT 'run_once' CHECK (misfire IN ('skip', 'run_once', 'run_all')),
-    misfire_limit    int         NOT NULL DEFAULT 10,
-    misfire_window_s float8,                       -- NULL: no limit
+    misfire_limit    int         NOT NULL DEFAULT 10 CHECK (misfire_limit BETWEEN 1 AND 1000),
+    misfire_window_s float8      CHECK (misfire_window_s BETWEEN 60 AND 316224000),  -- NULL: no limit
     overlap          text        NOT NULL DEFAULT 'allow' CHECK (overlap IN ('allow', 'skip', 'queue_one')),
-    jitter_s         float8      NOT NULL DEFAULT 0,
+    jitter_s         float8      NOT NULL DEFAULT 0 CHECK (jitter_s BETWEEN 0 AND 316224000),
     starts_at        timestamptz,
     ends_at          timestamptz,
-    max_runs         bigint,
+    max_runs         bigint      CHECK (max_runs BETWEEN 1 AND 1000000000),
     state            text        NOT NULL DEFAULT 'active'
                      CHECK (state IN ('active', 'paused', 'disabled', 'idle', 'inactive', 'done')),
     error            text,
     origin           text        NOT NULL DEFAULT 'dynamic' CHECK (origin IN ('static', 'dynamic')),
     digest           text,                         -- static: of the declaration in force
-    seen_at          timestamptz,                  -- static: when a worker declared it last, to half a minute
     runs             bigint      NOT NULL DEFAULT 0,  -- occurrences that became jobs, those ahead of now included
     skipped          bigint      NOT NULL DEFAULT 0,
     skipped_more     boolean     NOT NULL DEFAULT false,  -- `skipped` is a lower bound
