@@ -310,6 +310,14 @@ def test_several_times_in_one_gap_are_one_run():
     assert found == ["Sun 03-29 03:00", "Mon 03-30 02:00"]
 
 
+def test_what_steps_in_gaps_only_never_fires():
+    """In New York the clocks go forward on the second Sunday of March at 02:00, every year."""
+    begin = process_time()
+    with pytest.raises(InvalidScheduleError, match="never fires"):
+        check_fires(parse_recurrence("cron", "*/15 2 * 3 SUN#2", "America/New_York"), ANCHOR)
+    assert process_time() - begin < 0.1
+
+
 def test_a_field_that_holds_all_its_values_steps_however_it_is_written():
     fold = datetime(2026, 10, 25, 0, 0, tzinfo=UTC)
     for text in ("0 * * * *", "0 0-23 * * *", "0 0-11,12-23 * * *"):
