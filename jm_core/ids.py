@@ -3,6 +3,7 @@
 import hashlib
 import re
 import uuid
+from datetime import UTC, datetime, timedelta
 from typing import Final, NewType
 
 from jm_core.errors import InvalidJobError, InvalidNameError
@@ -22,6 +23,7 @@ HANDLER_PATTERN: Final = "(?!.*[.]{2})[A-Za-z0-9][A-Za-z0-9._-]{0,99}(?<![.])"
 _name = re.compile(NAME_PATTERN)
 _handler = re.compile(HANDLER_PATTERN)
 _canonical = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 is_name = _name.fullmatch
 is_handler_name = _handler.fullmatch
 is_canonical_id = _canonical.fullmatch
@@ -73,7 +75,22 @@ def derived_job_id(stream: str, seq: int, index: int, timestamp_ms: int) -> JobI
     A random id would make a second job of a message that is delivered twice (writer killed between COMMIT and
     ack). The layout is UUID version 7 (RFC 9562): the stream's own time stamp, then a hash of where the job lies.
     """
-    digest = hashlib.sha256(f"{stream}/{seq}/{index}/{timestamp_ms}".encode()).digest()
+    return _version_7(f"{stream}/{seq}/{index}/{timestamp_ms}", timestamp_ms)
+
+
+def occurrence_id(cluster: str, schedule_id: str, generation: int, instant: datetime) -> JobId:
+    """The id of the job that a schedule makes for one of its instants: the same, whoever plans it and how often.
+
+    Args:
+        schedule_id: of the schedule's creation; one that is deleted and made again under its name gets other ids.
+        generation: grows when planned jobs are taken back; what is planned anew must not meet the cancelled ones.
+    """
+    since = instant.astimezone(UTC) - _EPOCH
+    return _version_7(f"schedule/{cluster}/{schedule_id}/{generation}/{since}", since // timedelta(milliseconds=1))
+
+
+def _version_7(origin: str, timestamp_ms: int) -> JobId:
+    digest = hashlib.sha256(origin.encode()).digest()
     bits = (timestamp_ms & (1 << 48) - 1) << 80 | int.from_bytes(digest[:10], "big")
     bits = bits & ~(0xF << 76) | 7 << 76
     bits = bits & ~(0x3 << 62) | 2 << 62

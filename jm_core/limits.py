@@ -42,6 +42,9 @@ SLOTS: Final = 100
 DRAIN_TIMEOUT_S: Final = 30.0
 RECONCILE_S: Final = 30.0
 NO_BUCKET_THRESHOLD_S: Final = 150.0
+SCHEDULE_ZONE: Final = "UTC"
+SCHEDULE_IDLE_S: Final = 300.0  # a declared schedule that no worker has declared for so long
+SCHEDULE_INACTIVE_S: Final = 3600.0
 STALL_LIMIT_S: Final = 60.0  # an event loop that has not turned for so long is stuck for good
 POSTGRES_PATIENCE_S: Final = 30.0
 

@@ -5,7 +5,8 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from jm_core import limits
-from jm_core.errors import InvalidSettingError, check_finite
+from jm_core.errors import InvalidScheduleError, InvalidSettingError, check_finite
+from jm_core.recurrence import load_zone
 from jm_master.queries import DEFAULT_SCHEMA, parse_schema
 
 SCHEMES: Final = ("postgres", "postgresql")
@@ -96,6 +97,9 @@ class CoordinatorConfig:
         no_bucket_threshold_s: due jobs that nobody serves for so long get a fallback bucket.
         accept_agent_loss: when NATS is not the one that the jobs were recorded with, put all of them back and go on,
             instead of refusing to lead.
+        schedule_zone: IANA zone of schedules that name none.
+        schedule_idle_s, schedule_inactive_s: a schedule declared in code is idle when no worker has declared it for so
+            long, and inactive, which means not planned, after the latter.
         postgres_patience_s: a leader that has had no answer from Postgres for so long resigns; unhealthy it is after
             two thirds of that.
         auto_migrate: bring the schema up to date at start (safe with any number of processes).
@@ -113,6 +117,9 @@ class CoordinatorConfig:
     credit_wait_s: float = limits.CREDIT_WAIT_S
     reconcile_s: float = limits.RECONCILE_S
     no_bucket_threshold_s: float = limits.NO_BUCKET_THRESHOLD_S
+    schedule_zone: str = limits.SCHEDULE_ZONE
+    schedule_idle_s: float = limits.SCHEDULE_IDLE_S
+    schedule_inactive_s: float = limits.SCHEDULE_INACTIVE_S
     accept_agent_loss: bool = False
     postgres_patience_s: float = limits.POSTGRES_PATIENCE_S
     auto_migrate: bool = True
@@ -129,10 +136,20 @@ class CoordinatorConfig:
             "replicas",
             "reconcile_s",
             "no_bucket_threshold_s",
+            "schedule_idle_s",
         )
         for name in positive:
             if getattr(self, name) <= 0:
                 raise InvalidSettingError(f"{name} is {getattr(self, name)}; it must be greater than 0")
+        try:
+            load_zone(self.schedule_zone)
+        except InvalidScheduleError as error:
+            raise InvalidSettingError(f"schedule_zone: {error.problem}; {error.remedy}") from None
+        if self.schedule_inactive_s <= self.schedule_idle_s:
+            raise InvalidSettingError(
+                f"schedule_inactive_s is {self.schedule_inactive_s:g}; it must exceed schedule_idle_s, "
+                f"which is {self.schedule_idle_s:g}"
+            )
         if self.postgres_patience_s < 1:
             raise InvalidSettingError(f"postgres_patience_s is {self.postgres_patience_s:g}; it must be at least 1")
         if self.poll_s < 0.05:

@@ -18,12 +18,16 @@ from jm_master.ledger import LATER_HORIZON_S, Ledger
 from jm_master.lost import Undertaker
 from jm_master.outbox import Outbox
 from jm_master.placer import Placer
+from jm_master.plan_store import PlanStore
+from jm_master.planner import Planner
 from jm_master.reconcile import Reconciler, Wired, follow_hints
 from jm_master.record_store import RecordStore
 from jm_master.recorder import Recorder
 from jm_master.runs import RunSender
 from jm_master.save_store import SaveStore
 from jm_master.saver import Saver
+from jm_master.schedule_service import ScheduleService
+from jm_master.schedule_store import ScheduleStore
 from jm_master.service import Service
 from jm_master.waiters import ResultWaiters
 from jm_master.wake import Wake
@@ -78,6 +82,7 @@ class Leader:
         self._duties = duties
         self._waiters = ResultWaiters()
         self._assign = Wake()
+        self._plan = Wake()
         self._ledger = Ledger(registry.view)
 
     async def run(self, holder: str, leading: asyncio.Event) -> None:
@@ -112,11 +117,12 @@ class Leader:
                     "undertaker": self._undertaker(recorder, term).run,
                     "fallback": fallback.run,
                     "reconciler": reconciler.run,
+                    "planner": self._planner(term).run,
                     "hints": partial(follow_hints, self._link, self._names, reconciler),
                 }
                 for name, work in duties.items():
                     tasks.start_soon(self._duties.run, name, work)
-                await tasks.start(self._service(fallback).run)
+                await tasks.start(self._service(fallback, term).run)
                 log.info("leading", extra={"holder": holder, "term": term})
                 self._duties.all_run()
                 leading.set()
@@ -193,6 +199,20 @@ class Leader:
             poll_s=self._config.poll_s,
         )
 
+    def _planner(self, term: Term) -> Planner:
+        return Planner(
+            self._database,
+            PlanStore(self._database, term),
+            self._registry.view,
+            assign=self._assign,
+            wake=self._plan,
+            term=term,
+            cluster=self._names.cluster,
+            zone=self._config.schedule_zone,
+            threshold_s=self._config.transient_threshold_s,
+            poll_s=self._config.poll_s,
+        )
+
     def _undertaker(self, recorder: Recorder, term: Term) -> Undertaker:
         return Undertaker(
             self._link,
@@ -222,6 +242,13 @@ class Leader:
             threshold_s=self._config.no_bucket_threshold_s,
         )
 
-    def _service(self, fallback: FallbackDuty) -> Service:
+    def _service(self, fallback: FallbackDuty, term: Term) -> Service:
         store = JobStore(self._database)
-        return Service(self._link, self._names, store, self._waiters, unserved=fallback.unserved)
+        schedules = ScheduleService(
+            self._schedule_store(term), self._registry.view, zone=self._config.schedule_zone, assign=self._assign
+        )
+        more = schedules.operations()
+        return Service(self._link, self._names, store, self._waiters, unserved=fallback.unserved, more=more)
+
+    def _schedule_store(self, term: Term) -> ScheduleStore:
+        return ScheduleStore(self._database, term, on_change=self._plan.set)

@@ -16,13 +16,15 @@ import nats.errors
 from msgspec import Struct
 
 from jm_core import api, wire
-from jm_core.errors import InvalidJobError, InvalidNameError, JmError
+from jm_core.errors import InvalidJobError, InvalidNameError, InvalidScheduleError
 from jm_core.model import STATUS_BY_LABEL
 from jm_master.pg_errors import RowRefusedError, StoreContentionError, StoreUnavailableError
+from jm_master.refusal import RefusedError
+from jm_master.terms import LostTermError
 from jm_nats.subjects import INBOX_RULE, is_inbox
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from anyio.abc import TaskGroup, TaskStatus
     from nats.aio.msg import Msg
@@ -43,14 +45,6 @@ WAIT_MAX_S: Final = 60.0
 REPLY_MARGIN_BYTES: Final = 1024
 
 
-class RefusedError(JmError):
-    """Becomes the ``error`` of a reply."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
 class Service:
     """Every request gets a reply; what is wrong with it is said in there."""
 
@@ -62,6 +56,7 @@ class Service:
         waiters: ResultWaiters,
         *,
         unserved: Callable[[], list[api.UnservedKind]] = list,
+        more: Mapping[str, Callable[[bytes], Awaitable[Struct]]] | None = None,
     ) -> None:
         self._link = link
         self._names = names
@@ -79,6 +74,7 @@ class Service:
             api.OP_REJECTED_LIST: self._rejected,
             api.OP_REJECTED_GET: self._rejected_one,
             api.OP_UNSERVED: self._unserved,
+            **(more or {}),
         }
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -134,10 +130,11 @@ class Service:
             reply = wire.encode({"data": data})
             if len(reply) <= size_max:
                 return reply
-            if not (isinstance(data, api.JobList) and len(data.jobs) > 1):
+            shorter = _half(data)
+            if shorter is None:
                 message = f"the answer is {len(reply)} bytes, the NATS server takes {size_max}; raise its max_payload"
                 raise RefusedError("too_large", message)
-            data = api.JobList(data.jobs[: len(data.jobs) // 2], more=True)
+            data = shorter
 
     # Operations.
 
@@ -193,6 +190,14 @@ class Service:
                 return await ask()
 
 
+def _half(page: Struct) -> Struct | None:
+    """The first half of a list that can say that there is more."""
+    rows = getattr(page, page.__struct_fields__[0], None)
+    if not isinstance(rows, list) or len(rows) < 2 or "more" not in page.__struct_fields__:
+        return None
+    return type(page)(rows[: len(rows) // 2], more=True)
+
+
 def _decode(data: bytes, kind: type[RequestT]) -> RequestT:
     try:
         return msgspec.json.decode(data or b"{}", type=kind)
@@ -211,10 +216,12 @@ def _describe(error: Exception) -> tuple[str, str]:
     match error:
         case RefusedError():
             return error.code, str(error)
-        case InvalidJobError() | InvalidNameError() | RowRefusedError():
+        case InvalidJobError() | InvalidNameError() | InvalidScheduleError() | RowRefusedError():
             return "bad_request", str(error)
         case StoreUnavailableError() | StoreContentionError():
             return "unavailable", str(error)
+        case LostTermError():
+            return "unavailable", f"{error}; ask again"
         case TimeoutError():
             return "timeout", f"Postgres did not answer within {READ_TIMEOUT_S:g} s; narrow the question or ask later"
         case _:

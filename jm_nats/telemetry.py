@@ -25,6 +25,9 @@ METRIC_DISPATCHED: Final = "jobmaster.jobs.dispatched"
 METRIC_STALE: Final = "jobmaster.outcomes.stale"
 METRIC_UNSERVED: Final = "jobmaster.kinds.unserved"
 METRIC_VIOLATIONS: Final = "jobmaster.invariant.violations"
+METRIC_PLANNED: Final = "jobmaster.schedules.planned"
+METRIC_PLANNER_LAG: Final = "jobmaster.schedules.lag"
+METRIC_DISABLED: Final = "jobmaster.schedules.disabled"
 
 _tracer = trace.get_tracer("jobmaster")
 _meter = metrics.get_meter("jobmaster")
@@ -38,6 +41,9 @@ _dispatched = _meter.create_counter(METRIC_DISPATCHED, "{job}", "Jobs put into b
 _stale = _meter.create_counter(METRIC_STALE, "{outcome}", "Outcomes refused by the dispatch fence")
 _unserved = _meter.create_gauge(METRIC_UNSERVED, "{kind}", "Lane, priority and handler with due jobs and no worker")
 _violations = _meter.create_counter(METRIC_VIOLATIONS, "{violation}", "Invariants found broken, by name")
+_planned = _meter.create_counter(METRIC_PLANNED, "{job}", "Jobs made by schedules")
+_planner_lag = _meter.create_histogram(METRIC_PLANNER_LAG, "s", "How late after its time a schedule was looked at")
+_disabled = _meter.create_counter(METRIC_DISABLED, "{schedule}", "Schedules disabled because they could not be planned")
 
 
 class Active:
@@ -137,3 +143,16 @@ def kinds_unserved(count: int) -> None:
 
 def invariant_violated(invariant: str, kind: str) -> None:
     _violations.add(1, {"invariant": invariant, "kind": kind})
+
+
+def jobs_planned(count: int) -> None:
+    if count:
+        _planned.add(count)
+
+
+def planner_late(seconds: float) -> None:
+    _planner_lag.record(seconds)
+
+
+def schedule_disabled() -> None:
+    _disabled.add(1)

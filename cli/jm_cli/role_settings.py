@@ -240,6 +240,34 @@ class CoordinatorTuning:
             metavar="SECONDS",
         ),
     ] = limits.NO_BUCKET_THRESHOLD_S
+    schedule_zone: Annotated[
+        str,
+        setting(
+            "--schedule-zone",
+            "JM_SCHEDULE_ZONE",
+            "IANA time zone of schedules that name none; the same for all coordinators of a cluster.",
+            metavar="ZONE",
+        ),
+    ] = limits.SCHEDULE_ZONE
+    schedule_idle: Annotated[
+        float,
+        setting(
+            "--schedule-idle",
+            "JM_SCHEDULE_IDLE_S",
+            "A schedule declared in code is idle when no worker has declared it for so long; an older declaration "
+            "takes effect again only then.",
+            metavar="SECONDS",
+        ),
+    ] = limits.SCHEDULE_IDLE_S
+    schedule_inactive: Annotated[
+        float,
+        setting(
+            "--schedule-inactive",
+            "JM_SCHEDULE_INACTIVE_S",
+            "After so long it is inactive: not planned any more, until a worker declares it again.",
+            metavar="SECONDS",
+        ),
+    ] = limits.SCHEDULE_INACTIVE_S
     accept_agent_loss: Annotated[
         bool,
         setting(
@@ -265,6 +293,9 @@ class CoordinatorTuning:
             "postgres_patience_s": self.postgres_patience,
             "reconcile_s": self.reconcile,
             "no_bucket_threshold_s": self.no_bucket_threshold,
+            "schedule_zone": self.schedule_zone,
+            "schedule_idle_s": self.schedule_idle,
+            "schedule_inactive_s": self.schedule_inactive,
             "accept_agent_loss": self.accept_agent_loss,
             "auto_migrate": self.auto_migrate,
         }

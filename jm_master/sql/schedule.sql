@@ -1,0 +1,145 @@
+-- name: hold_term
+-- The fence, for the transactions of this file: held to their end.
+SELECT FROM jobmaster.leader WHERE term = $1 FOR SHARE;
+
+-- name: insert_schedule
+INSERT INTO jobmaster.schedule (name, state, origin, created_by, updated_by, digest, seen_at, paused_by,
+                                kind, expr, zone, handler, args, lane, priority, max_attempts, timeout_s, metadata,
+                                unique_key, misfire, misfire_limit, misfire_window_s, overlap, jitter_s, starts_at, ends_at,
+                                max_runs)
+VALUES ($1, $2, $3, $4, $4, $5, CASE WHEN $5::text IS NOT NULL THEN now() END, CASE WHEN $2 = 'paused' THEN $4 END,
+        $6, $7, $8, $9, $10::jsonb, $11, $12, $13, $14, $15::jsonb, $16, $17, $18, $19, $20, $21, $22, $23, $24)
+ON CONFLICT (name) DO NOTHING
+RETURNING name;
+
+-- name: lock_schedule
+SELECT s.*, clock_timestamp() AS now FROM jobmaster.schedule AS s WHERE s.name = $1 FOR UPDATE;
+
+-- name: withdraw
+-- The schedule's jobs that are planned and not started, of instants after $2 (NULL: all), are taken back: those on the
+-- master here, those in a bucket by who is told about them. Locked first, because the assigner may be moving them.
+WITH picked AS MATERIALIZED (
+    SELECT id, status, bucket_id, dispatch, occurrence FROM jobmaster.job
+     WHERE schedule = $1 AND status < 4 AND status <> 3 AND attempt = 0 AND occurrence IS NOT NULL
+       AND ($2::timestamptz IS NULL OR occurrence > $2)
+       FOR UPDATE
+), waiting AS (
+    UPDATE jobmaster.job AS j SET status = 6, finished_at = clock_timestamp(), error = $3
+      FROM picked AS p WHERE j.id = p.id AND p.status = 1
+)
+SELECT id::text, status, bucket_id, dispatch, occurrence FROM picked;
+
+-- name: cancel_in_bucket
+UPDATE jobmaster.job AS j SET status = 6, finished_at = clock_timestamp(), error = $2
+ WHERE j.id = ANY($1::uuid[]) AND j.status = 2;
+
+-- name: rewind
+-- After a withdrawal ($2: jobs taken back, $3: now): everything that is not decided is planned anew from here, but what
+-- is already late stays due. A job of a later instant that was left where it is (it has started: clocks differ) is not
+-- planned twice.
+UPDATE jobmaster.schedule AS s
+   SET runs = s.runs - $2, generation = s.generation + 1, plan_no = s.plan_no + 1, plan_at = NULL,
+       last_at = CASE WHEN s.last_at > $3 THEN kept.at ELSE s.last_at END,
+       since_at = CASE WHEN $4 AND s.next_at <= $3 THEN s.since_at ELSE greatest($3, kept.at) END,
+       next_at = CASE WHEN $4 AND s.next_at <= $3 THEN s.next_at END
+  FROM (SELECT max(occurrence) AS at FROM jobmaster.job
+         WHERE schedule = $1 AND occurrence > $3 AND status <> 6 AND id <> ALL($5::uuid[])) AS kept
+ WHERE s.name = $1;
+
+-- name: change_spec
+UPDATE jobmaster.schedule
+   SET updated_by = $2, updated_at = now(), revision = revision + 1, error = NULL,
+       state = CASE WHEN state IN ('disabled', 'done') THEN 'active' ELSE state END, digest = coalesce($3, digest),
+       kind = $4, expr = $5, zone = $6, handler = $7, args = $8::jsonb, lane = $9, priority = $10, max_attempts = $11,
+       timeout_s = $12, metadata = $13::jsonb, unique_key = $14, misfire = $15, misfire_limit = $16, misfire_window_s = $17,
+       overlap = $18, jitter_s = $19, starts_at = $20, ends_at = $21, max_runs = $22
+ WHERE name = $1;
+
+-- name: stop
+-- Paused by somebody, or inactive because no code declares it any more.
+UPDATE jobmaster.schedule
+   SET state = $2, updated_by = $3, updated_at = now(), revision = revision + 1,
+       paused_by = CASE WHEN $2 = 'paused' THEN $3 END
+ WHERE name = $1;
+
+-- name: resume
+-- What was left out meanwhile is recorded as skipped by the planner.
+UPDATE jobmaster.schedule
+   SET state = 'active', floor_at = clock_timestamp(), floor_reason = $3, error = NULL, paused_by = NULL, plan_at = NULL,
+       plan_no = plan_no + 1, updated_by = $2, updated_at = now(), revision = revision + 1
+ WHERE name = $1;
+
+-- name: drop_queued
+WITH dropped AS (
+    SELECT name, schedule_id, queued_at FROM jobmaster.schedule WHERE name = $1 AND queued_at IS NOT NULL
+), skip AS (
+    INSERT INTO jobmaster.schedule_skip (schedule_id, schedule, reason, detail, first_at, last_at, count)
+    SELECT schedule_id, name, $2, $3, queued_at, queued_at, 1 FROM dropped
+    ON CONFLICT (schedule_id, reason, detail) DO NOTHING
+)
+UPDATE jobmaster.schedule AS s SET queued_at = NULL, plan_no = plan_no + 1, skipped = skipped + 1
+  FROM dropped WHERE s.name = dropped.name;
+
+-- name: delete_schedule
+DELETE FROM jobmaster.schedule WHERE name = $1;
+
+-- name: run_now
+-- A job outside the plan. The plan that is being made may not have seen it: it is made again.
+WITH job AS (
+    INSERT INTO jobmaster.job (id, handler, args, status, priority, lane, run_at, max_attempts, timeout_s, queued_at,
+                               unique_key, metadata, schedule)
+    VALUES ($2, $3, $4::jsonb, 1, $5, $6, now(), $7, $8, now(), $9, $10::jsonb, $1)
+    ON CONFLICT DO NOTHING
+    RETURNING id
+), planned AS (
+    UPDATE jobmaster.schedule SET plan_no = plan_no + 1 WHERE name = $1
+)
+SELECT id::text FROM job;
+
+-- name: find_in_the_way
+-- Why a job was not made: the one with its id, or the unfinished one with its unique key.
+SELECT (SELECT schedule FROM jobmaster.job WHERE id = $1) AS same_of,
+       (SELECT id::text FROM jobmaster.job WHERE unique_key = $2 AND status < 4 LIMIT 1) AS holder;
+
+-- name: get_schedule
+-- With how many of its jobs are due or running, how many wait for their instant, and which ran last.
+SELECT s.*, clock_timestamp() AS now, open.unfinished, open.ahead, ran.at AS ran_at,
+       (SELECT v.error FROM jobmaster.schedule_version AS v WHERE v.name = s.name AND v.error IS NOT NULL LIMIT 1) AS note
+  FROM jobmaster.schedule AS s
+ CROSS JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE occurrence IS NULL OR occurrence <= now()) AS unfinished,
+           count(*) FILTER (WHERE occurrence > now()) AS ahead
+      FROM jobmaster.job AS j WHERE j.schedule = s.name AND j.status < 4) AS open
+ CROSS JOIN LATERAL (
+    SELECT max(occurrence) AS at FROM (
+        SELECT occurrence FROM jobmaster.job AS j
+         WHERE j.schedule = s.name AND j.occurrence <= now() AND j.status <> 6 ORDER BY occurrence DESC LIMIT 1) AS last) AS ran
+ WHERE s.name = $1;
+
+-- name: list_schedules
+-- Without arguments and metadata: a page has to fit one message.
+SELECT s.name, s.kind, s.expr, s.zone, s.handler, '{}' AS args, s.lane, s.priority, s.max_attempts, s.timeout_s,
+       NULL AS metadata, s.unique_key, s.misfire, s.misfire_limit, s.misfire_window_s, s.overlap, s.jitter_s, s.starts_at,
+       s.ends_at, s.max_runs, s.state, s.error, s.origin, s.seen_at, s.runs, s.skipped, s.skipped_more, s.last_at,
+       s.queued_at, s.revision, s.created_at, s.created_by, s.updated_at, s.updated_by, s.paused_by,
+       clock_timestamp() AS now,
+       open.unfinished, open.ahead, ran.at AS ran_at, NULL AS note
+  FROM jobmaster.schedule AS s
+ CROSS JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE occurrence IS NULL OR occurrence <= now()) AS unfinished,
+           count(*) FILTER (WHERE occurrence > now()) AS ahead
+      FROM jobmaster.job AS j WHERE j.schedule = s.name AND j.status < 4) AS open
+ CROSS JOIN LATERAL (
+    SELECT max(occurrence) AS at FROM (
+        SELECT occurrence FROM jobmaster.job AS j
+         WHERE j.schedule = s.name AND j.occurrence <= now() AND j.status <> 6 ORDER BY occurrence DESC LIMIT 1) AS last) AS ran
+ WHERE ($1::text[] IS NULL OR s.state = ANY($1)) AND ($2::text IS NULL OR s.origin = $2)
+   AND ($3::text IS NULL OR s.handler = $3) AND ($4::text IS NULL OR starts_with(s.name, $4))
+   AND ($5::text IS NULL OR s.name > $5)
+ ORDER BY s.name LIMIT $6;
+
+-- name: list_skips
+SELECT skip_id, schedule, reason, detail, first_at, last_at, count, more, recorded_at
+  FROM jobmaster.schedule_skip
+ WHERE ($1::text IS NULL OR schedule = $1) AND ($2::text IS NULL OR reason = $2) AND ($3::bigint IS NULL OR skip_id < $3)
+ ORDER BY skip_id DESC LIMIT $4;

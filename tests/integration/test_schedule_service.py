@@ -1,0 +1,286 @@
+"""Schedules over the API: added, changed, stopped, resumed, deleted, with what is planned already."""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from jm_core import api_schedules as api
+from jm_core import wire
+from jm_core.retry import DEFAULT_BACKOFF
+from jm_core.wire import HandlerDefaults
+from jm_nats.kv import CasKv
+from tests.support.master import coordinating, linked
+from tests.support.sql import Sql
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from jm_nats.embedded import NatsServer
+    from tests.support.master import Bench
+
+DEFAULTS = HandlerDefaults("reports", "high", 7, 12.0, DEFAULT_BACKOFF)
+
+
+class Scene:
+    def __init__(self, bench: Bench, sql: Sql) -> None:
+        self.bench = bench
+        self.sql = sql
+
+    async def ask(self, operation: str, **request: Any) -> Any:
+        reply = await self.bench.call(operation, request)
+        assert "error" not in reply, reply
+        return reply["data"]
+
+    async def refused(self, operation: str, **request: Any) -> tuple[str, str]:
+        error = (await self.bench.call(operation, request))["error"]
+        return error["code"], error["message"]
+
+    async def add(self, name: str = "report", **fields: Any) -> Any:
+        return await self.ask(api.OP_SCHEDULE_ADD, spec=spec(name, **fields), by="anna")
+
+    async def jobs(self, name: str = "report", status: int | None = None) -> list[Any]:
+        query = "SELECT *, id::text AS job_id FROM job WHERE schedule = $1 AND ($2::int IS NULL OR status = $2)"
+        return await self.sql.rows(f"{query} ORDER BY occurrence, id", name, status)
+
+    async def planned(self, count: int, name: str = "report") -> list[Any]:
+        """Once so many of its jobs wait."""
+
+        async def there() -> bool:
+            return len(await self.jobs(name, status=1)) == count
+
+        await wait_until(there, 15, what=f"{count} jobs of {name} are planned")
+        return await self.jobs(name, status=1)
+
+
+def spec(name: str = "report", **fields: Any) -> dict[str, Any]:
+    return {"name": name, "kind": "cron", "expr": "* * * * *", "handler": "report", **fields}
+
+
+@pytest.fixture
+async def scene(nats_server: NatsServer, database: str, cluster_name: str) -> AsyncIterator[Scene]:
+    async with scene_of(nats_server, database, cluster_name) as scene:
+        yield scene
+
+
+@asynccontextmanager
+async def scene_of(nats_server: NatsServer, database: str, cluster_name: str) -> AsyncIterator[Scene]:
+    async with linked(nats_server.url, cluster_name) as bench:
+        kv = CasKv(bench.link, bench.names.cluster_kv)
+        await kv.put("handler.report", wire.encode(DEFAULTS))
+        async with coordinating(nats_server.url, database, cluster_name), Sql(database) as sql:
+            yield Scene(bench, sql)
+
+
+async def test_a_schedule_is_added_shown_and_planned_with_its_handlers_defaults(scene: Scene) -> None:
+    added = await scene.add(args={"day": 1}, metadata={"team": "x"})
+    assert (added["state"], added["origin"], added["zone"]) == ("active", "dynamic", "UTC")
+    assert (added["created_by"], len(added["upcoming"])) == ("anna", 5)
+    assert added["next_at"] == added["upcoming"][0]
+    jobs = await scene.planned(15)
+    assert {(job["lane"], job["priority"], job["max_attempts"], job["timeout_s"]) for job in jobs} == {
+        ("reports", 4, 7, 12.0)
+    }
+    shown = await scene.ask(api.OP_SCHEDULE_GET, name="report")
+    assert shown["spec"]["args"] == {"day": 1}
+    assert shown["runs"] == 15
+    assert datetime.fromisoformat(shown["planned_to"]) == jobs[-1]["occurrence"]
+    listed = await scene.ask(api.OP_SCHEDULE_LIST, name_prefix="rep")
+    assert [one["spec"]["name"] for one in listed["schedules"]] == ["report"]
+
+
+async def test_adding_the_same_again_is_no_error_and_another_one_of_its_name_is(scene: Scene) -> None:
+    start = "2030-01-01T09:00:00+01:00"
+    first = await scene.add(args={"n": 1.0, "a": [1]}, starts_at=start)
+    assert (await scene.add(args={"a": [1], "n": 1.0}, starts_at=start))["created_at"] == first["created_at"]
+    code, message = await scene.refused(api.OP_SCHEDULE_ADD, spec=spec(expr="0 * * * *"))
+    assert code == "conflict"
+    assert "is another one" in message
+
+
+async def test_pause_takes_back_what_is_planned_and_resume_goes_on_without_a_burst(scene: Scene) -> None:
+    await scene.add()
+    planned = await scene.planned(15)
+    paused = await scene.ask(api.OP_SCHEDULE_PAUSE, name="report", by="bob", reason="quarter end")
+    assert (paused["state"], paused["paused_by"], paused["cancelled_planned"]) == ("paused", "bob", 15)
+    assert (paused.get("runs", 0), paused.get("upcoming", [])) == (0, [])
+    cancelled = await scene.jobs(status=6)
+    assert {job["error"] for job in cancelled} == {"schedule 'report' paused by bob: quarter end"}
+    # A weekend later.
+    await scene.sql.rows("UPDATE schedule SET since_at = since_at - interval '3 days'")
+    resumed = await scene.ask(api.OP_SCHEDULE_RESUME, name="report", by="bob")
+    assert resumed["state"] == "active"
+    again = await scene.planned(15)
+    assert not {job["job_id"] for job in again} & {job["job_id"] for job in planned}
+    assert again[0]["occurrence"] > datetime.now(UTC) - timedelta(seconds=60)
+    (skip,) = (await scene.ask(api.OP_SCHEDULE_SKIPS, name="report"))["skips"]
+    assert skip["reason"] == "paused"
+    assert skip["count"] in (4320, 4321)
+
+
+async def test_pausing_twice_and_resuming_twice_are_no_errors(scene: Scene) -> None:
+    await scene.add()
+    for _ in range(2):
+        assert (await scene.ask(api.OP_SCHEDULE_PAUSE, name="report"))["state"] == "paused"
+    for _ in range(2):
+        assert (await scene.ask(api.OP_SCHEDULE_RESUME, name="report"))["state"] == "active"
+
+
+async def test_an_edit_replans_with_the_new_definition_and_no_instant_twice(scene: Scene) -> None:
+    await scene.add(args={"v": 1})
+    old = await scene.planned(15)
+    edited = await scene.ask(api.OP_SCHEDULE_EDIT, name="report", by="eve", args={"v": 2}, revision=1)
+    assert (edited["revision"], edited["updated_by"], edited["cancelled_planned"]) == (2, "eve", 15)
+    new = await scene.planned(15)
+    assert {job["args"] for job in new} == {'{"v": 2}'}
+    assert [job["occurrence"] for job in new[:14]] == [job["occurrence"] for job in old[:14]]
+    code, message = await scene.refused(api.OP_SCHEDULE_EDIT, name="report", expr="0 * * * *", revision=1)
+    assert (code, "revision 2" in message) == ("conflict", True)
+    await scene.ask(api.OP_SCHEDULE_EDIT, name="report", expr="*/5 * * * *", zone=None)
+    sparse = await scene.planned(3)
+    assert [job["occurrence"].minute % 5 for job in sparse] == [0, 0, 0]
+
+
+async def test_an_edit_does_not_plan_again_what_has_started_before_its_instant(scene: Scene) -> None:
+    """A worker whose clock is ahead began it."""
+    await scene.add()
+    first = (await scene.planned(15))[0]
+    await scene.sql.rows("UPDATE job SET status = 3, attempt = 1 WHERE id = $1", first["id"])
+    await scene.ask(api.OP_SCHEDULE_EDIT, name="report", args={"v": 2})
+    new = await scene.planned(14)
+    assert first["occurrence"] not in [job["occurrence"] for job in new]
+
+
+async def test_delete_takes_the_planned_ones_back_and_a_new_one_of_the_name_gets_ids_of_its_own(scene: Scene) -> None:
+    await scene.add()
+    old = await scene.planned(15)
+    deleted = await scene.ask(api.OP_SCHEDULE_DELETE, name="report", by="bob")
+    assert deleted["cancelled_planned"] == 15
+    assert {job["error"] for job in await scene.jobs()} == {"schedule 'report' deleted by bob"}
+    assert (await scene.refused(api.OP_SCHEDULE_GET, name="report"))[0] == "not_found"
+    await scene.add()
+    new = await scene.planned(15)
+    assert not {job["job_id"] for job in new} & {job["job_id"] for job in old}
+
+
+async def test_jobs_in_a_bucket_are_taken_back_too_and_running_ones_go_on(scene: Scene) -> None:
+    async with scene.bench.worker("report", lane="default"):
+        await scene.add(lane="default", priority="medium", expr="* * * * * *", max_runs=900)
+
+        async def in_bucket() -> bool:
+            return len(await scene.jobs(status=2)) > 100
+
+        await wait_until(in_bucket, 20, what="jobs are in a bucket")
+        running = (await scene.jobs(status=2))[0]
+        await scene.sql.rows("UPDATE job SET status = 3, attempt = 1 WHERE id = $1", running["id"])
+        await scene.ask(api.OP_SCHEDULE_DELETE, name="report")
+        left = await scene.sql.rows("SELECT id FROM job WHERE status < 4")
+        assert [row["id"] for row in left] == [running["id"]]
+
+
+async def test_run_now_makes_one_job_outside_the_plan(scene: Scene) -> None:
+    await scene.add(args={"day": 1}, metadata={"team": "x"}, expr="0 0 1 1 *")
+    request_id = str(uuid.uuid4())
+    made = await scene.ask(api.OP_SCHEDULE_RUN_NOW, name="report", by="bob", request_id=request_id)
+    again = await scene.ask(api.OP_SCHEDULE_RUN_NOW, name="report", by="bob", request_id=request_id)
+    other = await scene.ask(api.OP_SCHEDULE_RUN_NOW, name="report", by="bob", args={"day": 2})
+    assert made == again == {"job_id": request_id}
+    jobs = {job["job_id"]: job for job in await scene.jobs()}
+    assert len(jobs) == 2
+    job = jobs[request_id]
+    assert (job["args"], job["occurrence"], job["lane"]) == ('{"day": 1}', None, "reports")
+    assert job["metadata"] == '{"team": "x", "run_now_by": "bob"}'
+    assert jobs[other["job_id"]]["args"] == '{"day": 2}'
+    shown = await scene.ask(api.OP_SCHEDULE_GET, name="report")
+    assert (shown["unfinished"], shown.get("runs", 0)) == (2, 0)
+
+
+async def test_run_now_says_which_job_has_the_unique_key(scene: Scene) -> None:
+    await scene.add(unique_key="k", expr="0 0 1 1 *")
+    made = await scene.ask(api.OP_SCHEDULE_RUN_NOW, name="report")
+    code, message = await scene.refused(api.OP_SCHEDULE_RUN_NOW, name="report")
+    assert code == "conflict"
+    assert made["job_id"] in message
+
+
+BAD: list[tuple[str, dict[str, Any], str]] = [
+    ("zone", {"zone": "Europe/Berln"}, "Europe/Berlin"),
+    ("expression", {"expr": "61 * * * *"}, "61"),
+    ("kind", {"kind": "corn"}, "cron"),
+    ("handler", {"handler": "repotr"}, "did you mean report"),
+    ("handler name", {"handler": "a b"}, "must match"),
+    ("name", {"name": "a b"}, "must match"),
+    ("args too large", {"args": {"x": "x" * 140_000}}, "the limit is 131072"),
+    ("args no object", {"args": [1]}, "JSON object"),
+    ("priority", {"priority": "urgent"}, "very_low"),
+    ("lane", {"lane": "a.b"}, "lane"),
+    ("attempts", {"max_attempts": 0}, "max_attempts"),
+    ("timeout", {"timeout_s": -1}, "timeout_s"),
+    ("jitter", {"jitter_s": 60}, "as long as the interval (60 s)"),
+    ("negative jitter", {"jitter_s": -1}, "jitter_s"),
+    ("end before start", {"starts_at": "2031-01-01T00:00:00Z", "ends_at": "2030-01-01T00:00:00Z"}, "before the start"),
+    ("end passed", {"ends_at": "2020-01-01T00:00:00Z"}, "has passed"),
+    ("no offset", {"starts_at": "2031-01-01T00:00:00"}, "starts_at"),
+    ("never fires", {"expr": "0 0 30 2 *"}, "never"),
+    ("ends before it fires", {"expr": "0 0 1 1 *", "ends_at": "soon"}, "would never fire"),
+    ("window", {"misfire_window_s": 1}, "60"),
+    ("limit", {"misfire_limit": 0}, "misfire_limit"),
+    ("runs", {"max_runs": 0}, "max_runs"),
+    ("policy", {"overlap": "maybe"}, "overlap"),
+    ("metadata", {"metadata": {"a": "b" * 9_000}}, "8192"),
+]
+
+
+@pytest.mark.parametrize(("fields", "word"), [b[1:] for b in BAD], ids=[b[0].replace(" ", "_") for b in BAD])
+async def test_a_bad_schedule_is_refused_with_field_and_remedy_and_nothing_is_written(
+    scene: Scene, fields: dict[str, Any], word: str
+) -> None:
+    if fields.get("ends_at") == "soon":
+        now = datetime.now(UTC)
+        fields = fields | {"ends_at": (now + timedelta(minutes=5)).isoformat()}
+    code, message = await scene.refused(api.OP_SCHEDULE_ADD, spec=spec(**fields))
+    assert code == "bad_request", message
+    assert word in message
+    assert await scene.sql.value("SELECT count(*) FROM schedule") == 0
+    await scene.add(expr="0 0 1 1 *")
+    edit = {key: value for key, value in fields.items() if key != "name"}
+    if edit:
+        code, message = await scene.refused(api.OP_SCHEDULE_EDIT, name="report", **({"expr": "* * * * *"} | edit))
+        assert code == "bad_request", message
+        assert await scene.sql.value("SELECT revision FROM schedule") == 1
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        api.OP_SCHEDULE_GET,
+        api.OP_SCHEDULE_EDIT,
+        api.OP_SCHEDULE_PAUSE,
+        api.OP_SCHEDULE_RESUME,
+        api.OP_SCHEDULE_RUN_NOW,
+        api.OP_SCHEDULE_DELETE,
+    ],
+)
+async def test_a_name_that_is_not_there_is_said_to_be_unknown(scene: Scene, operation: str) -> None:
+    code, message = await scene.refused(operation, name="nope")
+    assert code == "not_found"
+    assert "'nope'" in message
+
+
+async def test_a_page_that_does_not_fit_one_message_is_cut_and_says_so(scene: Scene) -> None:
+    await scene.sql.rows(
+        "INSERT INTO schedule (name, kind, expr, handler, state, error) "
+        "SELECT 's' || n, 'cron', '* * * * *', 'report', 'paused', repeat('x', 4000) "
+        "FROM generate_series(100, 599) AS n"
+    )
+    page = await scene.ask(api.OP_SCHEDULE_LIST, limit=500)
+    assert page["more"]
+    names = [one["spec"]["name"] for one in page["schedules"]]
+    assert 0 < len(names) < 500
+    rest = await scene.ask(api.OP_SCHEDULE_LIST, limit=1, after_name=names[-1])
+    assert rest["schedules"][0]["spec"]["name"] == f"s{100 + len(names)}"
