@@ -67,7 +67,7 @@ class RRule:
         return None if found is None or (self.until and found > self.until) else found
 
     def describe(self) -> str:
-        return f"{self.text.strip()}, counted from {self.rule.start.isoformat(' ')}, {self.zone}"
+        return f"{' '.join(self.text.split())}, counted from {self.rule.start.isoformat(' ')}, {self.zone}"
 
 
 @dataclass(frozen=True, slots=True)

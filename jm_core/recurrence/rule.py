@@ -5,20 +5,23 @@ generator starts at DTSTART, years ago, and never returns for a rule that matche
 at most ``HORIZON_YEARS`` ahead, and weeks and the times of a day, which need no library, are told here too.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import MAXYEAR, date, datetime, time, timedelta
 from functools import lru_cache
+from math import gcd
 from typing import Final
 
 from jm_core.recurrence.base import HORIZON_YEARS
 
-Days = Iterator[tuple[date, Iterable[date]]]  # (a day of the period, the days in it that count, ascending)
+Days = Iterator[tuple[date, Iterable[date]]]  # (first day of a period, the days in it that count, ascending)
 Periods = Iterator[tuple[date, Iterable[datetime]]]
 
 FREQUENCIES: Final = ("YEARLY", "MONTHLY", "WEEKLY", "DAILY", "HOURLY", "MINUTELY", "SECONDLY")
 STEPPING: Final = frozenset({"HOURLY", "MINUTELY", "SECONDLY"})
 UNIT_S: Final = {"HOURLY": 3_600, "MINUTELY": 60, "SECONDLY": 1}
+DAY_S: Final = 86_400
+LISTED_MAX: Final = 5_000
 ONE_DAY: Final = timedelta(days=1)
 ONE_SECOND: Final = timedelta(seconds=1)
 ALONE: Final = 9_999  # years to the next period: the generator ends after the one it was started in
@@ -112,6 +115,8 @@ class Rule:
 
     def _stepping_days(self, wall: datetime) -> Periods:
         begin = max(wall, self.start)
+        if _reachable(self) == ():
+            return
         for day, matches in self._matching_days(wall):
             yield day, self._times_stepping(max(datetime.combine(day, time()), begin), day) if matches else ()
 
@@ -135,24 +140,30 @@ class Rule:
     def _times_stepping(self, begin: datetime, day: date) -> Iterator[datetime]:
         """From the unit (hour, minute or second) of ``begin`` on, all of that day."""
         unit_s = UNIT_S[self.frequency]
-        midnight = datetime.combine(self.start.date(), time())
-        origin_s = int((self.start - midnight).total_seconds()) // unit_s * unit_s
-        step_s = self.interval * unit_s
-        end_s = ((day - self.start.date()).days + 1) * 86_400
-        at_s = int((begin - midnight).total_seconds()) // unit_s * unit_s
-        while True:
-            at_s += (origin_s - at_s) % step_s
-            if at_s >= end_s:
-                return
-            hour, minute, second = at_s // 3_600 % 24, at_s // 60 % 60, at_s % 60
-            if self.by_hour and hour not in self.by_hour:
-                at_s += 3_600 - at_s % 3_600
-            elif unit_s <= 60 and self.by_minute and minute not in self.by_minute:
-                at_s += 60 - at_s % 60
-            else:
-                if unit_s > 1 or not self.by_second or second in self.by_second:
-                    yield from self._within(midnight + timedelta(seconds=at_s), unit_s)
-                at_s += unit_s
+        origin_s, step_s = self._phase()
+        midnight = datetime.combine(day, time())
+        first_s = int((begin - midnight).total_seconds()) // unit_s * unit_s
+        origin_s -= (day - self.start.date()).days * DAY_S  # seconds are counted from this day's midnight
+        units: Sequence[int] | None = _reachable(self)
+        if units is None:
+            units = range(first_s + (origin_s - first_s) % step_s, DAY_S, step_s)
+        for at_s in units:
+            if at_s >= first_s and (at_s - origin_s) % step_s == 0 and self._allows(at_s):
+                yield from self._within(midnight + timedelta(seconds=at_s), unit_s)
+
+    def _phase(self) -> tuple[int, int]:
+        """(second of the first day that the interval is counted from, seconds of the interval)."""
+        unit_s = UNIT_S[self.frequency]
+        start_s = self.start.hour * 3_600 + self.start.minute * 60 + self.start.second
+        return start_s // unit_s * unit_s, self.interval * unit_s
+
+    def _allows(self, at_s: int) -> bool:
+        hour, minute, second = at_s // 3_600, at_s // 60 % 60, at_s % 60
+        return (
+            (not self.by_hour or hour in self.by_hour)
+            and (self.frequency == "HOURLY" or not self.by_minute or minute in self.by_minute)
+            and (self.frequency != "SECONDLY" or not self.by_second or second in self.by_second)
+        )
 
     def _within(self, unit: datetime, unit_s: int) -> Iterator[datetime]:
         minutes = (self.by_minute or (self.start.minute,)) if unit_s == 3_600 else (unit.minute,)
@@ -160,6 +171,24 @@ class Rule:
         for minute in minutes:
             for second in seconds:
                 yield unit.replace(minute=minute, second=second)
+
+
+@lru_cache(maxsize=1024)
+def _reachable(rule: Rule) -> tuple[int, ...] | None:
+    """The seconds of a day at which a unit of the rule can begin, whatever the day; None: too many to list.
+
+    An interval that shares a divisor with the day never comes to some of them: to none that the rule asks for, maybe,
+    and then no day needs to be looked at.
+    """
+    hours = rule.by_hour or range(24)
+    minutes = (0,) if rule.frequency == "HOURLY" else rule.by_minute or range(60)
+    seconds = (rule.by_second or range(60)) if rule.frequency == "SECONDLY" else (0,)
+    if len(hours) * len(minutes) * len(seconds) > LISTED_MAX:
+        return None
+    origin_s, step_s = rule._phase()  # noqa: SLF001 - the rule's own, here for its cache
+    shared_s = gcd(step_s, DAY_S)
+    units = [hour * 3_600 + minute * 60 + second for hour in hours for minute in minutes for second in seconds]
+    return tuple(at_s for at_s in units if (at_s - origin_s) % shared_s == 0)
 
 
 @lru_cache(maxsize=1024)

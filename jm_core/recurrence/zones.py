@@ -16,7 +16,7 @@ from typing import Final
 from zoneinfo import ZoneInfo
 
 from jm_core.errors import InvalidScheduleError
-from jm_core.recurrence.base import in_utc, within_range
+from jm_core.recurrence.base import HORIZON_YEARS, in_utc, within_range
 
 WallAfter = Callable[[datetime], datetime | None]
 """The first wall time (naive, whole seconds) strictly after a naive one; None: never again."""
@@ -102,7 +102,7 @@ def _next_stepping(wall_after: WallAfter, zone: ZoneInfo, start: datetime) -> da
         change = _first_change(start.replace(microsecond=0), second, zone)
         if found is None or found > _shown(change - SECOND, zone):
             found = wall_after(_plain(_shown(change, zone)) - SECOND)
-    while found is not None:
+    while found is not None and found.year <= wall.year + HORIZON_YEARS:  # all of them in gaps: "*/15 2 * 3 SUN#2"
         first, second = _both_instants(found, zone)
         if second >= first:
             return first if first > start else second
