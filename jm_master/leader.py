@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from jm_master.ahead import Ahead
 from jm_master.assign import Assigner
 from jm_master.cancel import Canceller
 from jm_master.cancel_store import CancelStore
@@ -109,13 +110,15 @@ class Leader:
             events = await stack.enter_async_context(self._events())
             recorder = self._recorder(events, term)
             canceller = self._canceller(publisher, term)
-            control = self._control(canceller, term)
+            ahead = Ahead(self._database, term)
+            await self._database.ride_out(ahead.load)
+            control = self._control(canceller, term, ahead)
             async with anyio.create_task_group() as tasks:
                 fallback, reconciler = self._fallback(dispatch), self._reconciler(recorder)
                 duties: dict[str, Callable[[], Awaitable[None]]] = {
                     "outbox": outbox.run,
                     "recorder": recorder.run,
-                    "writer": self._writer(pending, sender, outbox, term).run,
+                    "writer": self._writer(pending, sender, outbox, term, ahead).run,
                     "assigner": self._assigner(dispatch, sender, outbox, term).run,
                     "undertaker": self._undertaker(recorder, term).run,
                     "fallback": fallback.run,
@@ -155,18 +158,19 @@ class Leader:
         stream = self._names.events_stream
         return PullReader(self._link, stream, RECORDER_CONSUMER, batch=EVENT_MESSAGES_MAX, max_bytes=READ_BYTES_MAX)
 
-    def _writer(self, reader: PullReader, sender: RunSender, outbox: Outbox, term: Term) -> Writer:
+    def _writer(self, reader: PullReader, sender: RunSender, outbox: Outbox, term: Term, ahead: Ahead) -> Writer:
         config = self._config
         placer = Placer(self._ledger, wait_s=config.credit_wait_s)
         saver = Saver(
             self._database,
-            SaveStore(self._database, term),
+            SaveStore(self._database, term, ahead),
             placer,
             sender,
             outbox,
             assign=self._assign,
             term=term,
             threshold_s=config.transient_threshold_s,
+            ahead=ahead,
         )
         return Writer(
             self._link,
@@ -237,13 +241,14 @@ class Leader:
             threshold_s=self._config.no_bucket_threshold_s,
         )
 
-    def _control(self, canceller: Canceller, term: Term) -> Control:
+    def _control(self, canceller: Canceller, term: Term, ahead: Ahead) -> Control:
         recaller = Recaller(self._link, self._names, self._rpc, self._registry.view)
         return Control(
             self._database,
-            ControlStore(self._database, term, canceller.store),
+            ControlStore(self._database, term, canceller.store, ahead),
             canceller,
             recaller,
+            ahead,
             ledger=self._ledger,
             view=self._registry.view,
             assign=self._assign,

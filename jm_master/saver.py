@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from jm_core.ids import Term
+    from jm_master.ahead import Ahead
     from jm_master.database import Database
     from jm_master.outbox import Outbox
     from jm_master.placer import Placer
@@ -58,6 +59,7 @@ class Saver:
         assign: Wake,
         term: Term,
         threshold_s: float,
+        ahead: Ahead | None = None,
     ) -> None:
         self.sent: list[str] = []  # outbox ids that NATS has; their rows go with the next statement
         self._database = database
@@ -68,6 +70,7 @@ class Saver:
         self._assign = assign
         self._term = term
         self._threshold_s = threshold_s
+        self._ahead = ahead
 
     async def save(self, work: Work, jobs: Jobs, refusals: list[Refusal]) -> None:
         """Commit ``jobs`` and ``refusals``; what follows from it is noted in ``work``.
@@ -75,6 +78,12 @@ class Saver:
         Raises:
             LostTermError: nothing was written.
         """
+        if self._ahead is not None and self._ahead.ids:
+            jobs, early = self._ahead.split(jobs)
+            if any(early):  # cancelled before they came: into no bucket
+                groups = group_jobs(early, now_s=time.time(), threshold_s=self._threshold_s)
+                parts = [Part(replace(group, second=None), 0, len(group.jobs)) for group in groups]
+                await self._save_parts(work, parts, [])
         groups = group_jobs(jobs, now_s=time.time(), threshold_s=self._threshold_s)
         while True:
             parts, groups = await self._placer.place(groups)
