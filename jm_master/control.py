@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from jm_core.api_control import ControlReply
+from jm_core.api_control import Change, ControlReply
 from jm_core.control import BATCH_JOBS, Action
 from jm_core.model import JobStatus
 from jm_master.cancel import later_second
-from jm_master.control_store import UNKNOWN
-from jm_master.pg_errors import RowRefusedError
+from jm_master.control_store import UNKNOWN, Order
+from jm_master.pg_errors import RowRefusedError, StoreContentionError, StoreUnavailableError
 from jm_master.wake import Wake
 from jm_nats.crashpoints import reach
 from jm_nats.errors import AgentError
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from jm_core.api_control import ControlRequest
+    from jm_master.ahead import Ahead
     from jm_master.cancel import Canceller
-    from jm_master.control_store import Applied, ControlStore, Order, Started
+    from jm_master.control_store import Applied, ControlStore, Started
     from jm_master.database import Database
     from jm_master.ledger import Ledger
     from jm_master.recall import Dispatched, Recaller
@@ -33,6 +35,7 @@ log = logging.getLogger(__name__)
 
 OPEN_MAX: Final = 20  # actions in bulk that take turns
 IDLE_S: Final = 60.0
+AHEAD_LOOK_S: Final = 0.5  # at first, and then twice as long each time
 BATCH_GAP_S: Final = 0.01  # what writes and records jobs comes first
 KEY_TRIES: Final = 3
 THREAD_NOTE: Final = "cancel requested; cannot be forced: it runs in a thread, which has to look at ctx.cancelled"
@@ -47,6 +50,7 @@ class Control:
         store: ControlStore,
         canceller: Canceller,
         recaller: Recaller,
+        ahead: Ahead,
         *,
         ledger: Ledger,
         view: RegistryView,
@@ -56,10 +60,12 @@ class Control:
         self._database = database
         self._canceller = canceller
         self._recaller = recaller
+        self._ahead = ahead
         self._ledger = ledger
         self._view = view
         self._assign = assign
         self._wake = Wake()
+        self._ahead_look_s = AHEAD_LOOK_S
 
     # Named jobs.
 
@@ -100,6 +106,10 @@ class Control:
     def _follow(self, done: Applied) -> None:
         """What follows from a commit."""
         reach("control.after_commit")
+        if done.ahead:
+            self._ahead.add(done.ahead)
+            self._ahead_look_s = AHEAD_LOOK_S
+            self._wake.set()
         if done.cancelled:
             self._canceller.committed(done.cancelled)
             self._say_what_cannot_be_forced(done)
@@ -135,8 +145,21 @@ class Control:
             for order in orders:
                 await self._step(order)
                 await anyio.sleep(BATCH_GAP_S)
+            if self._ahead.ids:
+                await self._cancel_who_came()
             if not orders:
-                await self._wake.wait(IDLE_S)
+                await self._wake.wait(self._ahead_look_s if self._ahead.ids else IDLE_S)
+                self._ahead_look_s = min(2 * self._ahead_look_s, IDLE_S)
+
+    async def _cancel_who_came(self) -> None:
+        """Jobs that were being saved while their cancel came, or came to a leader that did not know of it yet."""
+        for job in await self._database.ride_out(self._ahead.come):
+            order = Order(job.action_id, Action.CANCEL, job.by, job.reason, Change())
+            try:
+                await self._apply(order, [job.id], self.store.apply)
+            except (StoreUnavailableError, StoreContentionError):
+                return  # the next look finds it again
+            await self._database.ride_out(partial(self._ahead.settled, [job.id]))
 
     async def _step(self, order: Order) -> None:
         """One batch of it: the state of the moment decides about each job."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from jm_core.api_control import AuditQuery, ControlRequest, JobFilter
     from jm_core.ids import Term
+    from jm_master.ahead import Ahead
     from jm_master.cancel_store import CancelStore
     from jm_master.database import Connection, Database
     from jm_master.recall import Dispatched
@@ -30,6 +31,7 @@ PAGE_MAX: Final = 500
 UNKNOWN: Final = "unknown"
 CANCEL_SENT: Final = "cancel requested; it ends as soon as its handler does"
 NOT_BACK: Final = "it lies with its worker, which has started it or does not answer; ask again"
+AHEAD: Final = "not on the master; should it still be queued, it will be saved as cancelled"
 _json = msgspec.json.Encoder().encode
 
 
@@ -57,6 +59,7 @@ class Applied(Struct):
     cancelled: list[Found] = field(default_factory=list)
     recalled: list[Recalled] = field(default_factory=list)
     waiting: bool = False  # something waits on the master that did not
+    ahead: list[str] = field(default_factory=list)  # not there yet, to be cancelled when they come
 
 
 class Started(Struct, frozen=True):
@@ -71,10 +74,11 @@ class ControlStore:
     StoreUnavailableError, nobody knows: doing it again under the same action id is safe).
     """
 
-    def __init__(self, database: Database, term: Term, cancels: CancelStore) -> None:
+    def __init__(self, database: Database, term: Term, cancels: CancelStore, ahead: Ahead) -> None:
         self._database = database
         self._term = term
         self._cancels = cancels
+        self._ahead = ahead
         self._sql = named("control", database.schema)
 
     # Changing.
@@ -129,6 +133,13 @@ class ControlStore:
             )
         verdicts = before | {verdict.id: verdict for verdict in done.verdicts}
         done.verdicts = [verdicts.get(job_id) or _missing(order.action, job_id) for job_id in ids]
+        absent = [verdict for verdict in done.verdicts if verdict.status == UNKNOWN]
+        if order.action is Action.CANCEL and absent:
+            done.ahead = await self._ahead.remember(
+                connection, [v.id for v in absent], action_id=order.action_id, by=order.by, reason=order.reason
+            )
+            for verdict in absent if done.ahead else []:
+                verdict.note = AHEAD
         return done, known
 
     async def _change(

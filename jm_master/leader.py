@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from jm_core.static_schedules import Patience
+from jm_master.ahead import Ahead
 from jm_master.assign import Assigner
 from jm_master.cancel import Canceller
 from jm_master.cancel_store import CancelStore
@@ -122,14 +123,16 @@ class Leader:
             events = await stack.enter_async_context(self._events())
             recorder = self._recorder(events, term)
             canceller = self._canceller(publisher, term)
-            control = self._control(canceller, term)
+            ahead = Ahead(self._database, term)
+            await self._database.ride_out(ahead.load)
+            control = self._control(canceller, term, ahead)
             async with anyio.create_task_group() as tasks:
                 fallback, reconciler = self._fallback(dispatch), self._reconciler(recorder)
                 duties: dict[str, Callable[[], Awaitable[None]]] = {
                     "settings": settings.run,
                     "outbox": outbox.run,
                     "recorder": recorder.run,
-                    "writer": self._writer(pending, sender, outbox, canceller, term).run,
+                    "writer": self._writer(pending, sender, outbox, canceller, term=term, ahead=ahead).run,
                     "assigner": self._assigner(dispatch, sender, outbox, term).run,
                     "undertaker": self._undertaker(recorder, term).run,
                     "fallback": fallback.run,
@@ -172,13 +175,13 @@ class Leader:
         return PullReader(self._link, stream, RECORDER_CONSUMER, batch=EVENT_MESSAGES_MAX, max_bytes=READ_BYTES_MAX)
 
     def _writer(
-        self, reader: PullReader, sender: RunSender, outbox: Outbox, canceller: Canceller, term: Term
+        self, reader: PullReader, sender: RunSender, outbox: Outbox, canceller: Canceller, *, term: Term, ahead: Ahead
     ) -> Writer:
         config = self._config
         placer = Placer(self._ledger, wait_s=config.credit_wait_s)
         saver = Saver(
             self._database,
-            SaveStore(self._database, term),
+            SaveStore(self._database, term, ahead),
             placer,
             sender,
             outbox,
@@ -186,6 +189,7 @@ class Leader:
             assign=self._assign,
             term=term,
             threshold_s=config.transient_threshold_s,
+            ahead=ahead,
         )
         return Writer(
             self._link,
@@ -275,13 +279,14 @@ class Leader:
         kv = CasKv(self._link, self._names.cluster_kv)
         return ClusterDuty(self._link, kv, self._database, self._registry.view, assign=self._assign, term=term)
 
-    def _control(self, canceller: Canceller, term: Term) -> Control:
+    def _control(self, canceller: Canceller, term: Term, ahead: Ahead) -> Control:
         recaller = Recaller(self._link, self._names, self._rpc, self._registry.view)
         return Control(
             self._database,
-            ControlStore(self._database, term, canceller.store),
+            ControlStore(self._database, term, canceller.store, ahead),
             canceller,
             recaller,
+            ahead,
             ledger=self._ledger,
             view=self._registry.view,
             assign=self._assign,

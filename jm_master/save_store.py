@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import asyncpg
 
     from jm_core.ids import Term
+    from jm_master.ahead import Ahead
     from jm_master.database import Connection, Database
 
 _json = msgspec.json.Encoder().encode
@@ -73,9 +74,11 @@ class TermLost(Struct, frozen=True):
 
 
 class SaveStore:
-    def __init__(self, database: Database, term: Term) -> None:
+    def __init__(self, database: Database, term: Term, ahead: Ahead | None = None) -> None:
+        """Args: ahead: jobs that were cancelled before they came; where they stay on the master they are, too."""
         self._database = database
         self._term = term
+        self._ahead = ahead
         self._sql = named("save", database.schema)
 
     async def save(self, batch: SaveBatch) -> Saved | TermLost:
@@ -86,7 +89,13 @@ class SaveStore:
             StoreContentionError: nothing was written, try again.
             StoreUnavailableError: it may or may not have been written; repeating it is harmless.
         """
-        row = await self._database.fetchrow(self._sql["save_jobs"], self._term, *_arguments(batch))
+        early = self._ahead.among(batch.parts) if self._ahead is not None else []
+        if self._ahead is not None and early:
+            async with self._database.connection() as connection, connection.transaction():
+                row = await connection.fetchrow(self._sql["save_jobs"], self._term, *_arguments(batch))
+                await self._ahead.cancel_saved(connection, early)
+        else:
+            row = await self._database.fetchrow(self._sql["save_jobs"], self._term, *_arguments(batch))
         assert row is not None
         if not row["terms"]:
             return TermLost()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from jm_core.ids import Term
+    from jm_master.ahead import Ahead
     from jm_master.cancel import Canceller
     from jm_master.database import Database
     from jm_master.outbox import Outbox
@@ -61,6 +62,7 @@ class Saver:
         assign: Wake,
         term: Term,
         threshold_s: float,
+        ahead: Ahead | None = None,
     ) -> None:
         self.sent: list[str] = []  # outbox ids that NATS has; their rows go with the next statement
         self._database = database
@@ -73,6 +75,7 @@ class Saver:
         self._threshold_s = threshold_s
         self._clashes = Clashes(database, store, canceller, term=term)
         self._keyed = anyio.Lock()
+        self._ahead = ahead
 
     async def save(self, work: Work, jobs: Jobs, refusals: list[Refusal]) -> None:
         """Commit ``jobs`` and ``refusals``; what follows from it is noted in ``work``.
@@ -91,6 +94,12 @@ class Saver:
                 refusals = []
 
     async def _save(self, work: Work, jobs: Jobs, refusals: list[Refusal]) -> None:
+        if self._ahead is not None and self._ahead.ids:
+            jobs, early = self._ahead.split(jobs)
+            if any(early):  # cancelled before they came: into no bucket
+                groups = group_jobs(early, now_s=time.time(), threshold_s=self._threshold_s)
+                parts = [Part(replace(group, second=None), 0, len(group.jobs)) for group in groups]
+                await self._save_parts(work, parts, [])
         groups = group_jobs(jobs, now_s=time.time(), threshold_s=self._threshold_s)
         while True:
             parts, groups = await self._placer.place(groups)

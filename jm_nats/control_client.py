@@ -241,8 +241,8 @@ class Control:
                 return verdict
             if loop.time() >= deadline_s:
                 raise NoSuchJobError(
-                    f"job {verdict.id} is not on the master after {RECORDED_WITHIN_S:g} s; check the id, "
-                    "or wait until it is recorded"
+                    f"job {verdict.id} is {verdict.note or 'not on the master'}, after {RECORDED_WITHIN_S:g} s; "
+                    "check the id, or ask again once it is recorded"
                 )
             await asyncio.sleep(LOOK_S)
 

@@ -158,16 +158,16 @@ class Buckets:
         port = BucketPort(value.bucket, value.lane, Priority(value.priority), reporter)
         bucket = OwnBucket(record, port, Intake(self._link, self._names, port, self._engine, self.room))
         self.own[value.bucket] = bucket
+        control = ControlIntake(self._link, self._names, port, self._engine, lambda: self._heal(bucket))
+        bucket.tidy = control.tidy
         bucket.tasks = [
             self._tasks.start(port.reporter.run(), f"reports {bucket.name}"),
             self._tasks.start(self._serve(bucket), f"intake {bucket.name}"),
             self._tasks.start(bucket.intake.keep_alive(), f"keep-alive {bucket.name}"),
-            self._tasks.start(self._control(bucket).run(), f"control {bucket.name}"),
+            self._tasks.start(control.run(), f"control {bucket.name}"),
+            self._tasks.start(control.remove_pointless(), f"tidying {bucket.name}"),
         ]
         return bucket
-
-    def _control(self, bucket: OwnBucket) -> ControlIntake:
-        return ControlIntake(self._link, self._names, bucket.port, self._engine, lambda: self._heal(bucket))
 
     async def _serve(self, bucket: OwnBucket) -> None:
         """Read its runs; when its stream or consumer was deleted, find out why."""

@@ -410,6 +410,10 @@ class Engine:
             self._close(held)
         return recalled
 
+    def will_drop(self, job_id: str, dispatch: int) -> bool:
+        """Whether a message of it that is still to come would be dropped."""
+        return self._known.get(job_id, 0) >= dispatch and job_id not in self._open
+
     def _refuse(self, job_id: str, dispatch: int) -> bool:
         """Its message is to be dropped when it comes. False: it has been here."""
         if self._known.get(job_id, 0) >= dispatch:

@@ -38,9 +38,12 @@ class WorkerOrders:
         return await self._parts.buckets.holds(bucket, jobs)
 
     def recall(self, bucket: str, jobs: list[tuple[str, int]]) -> list[str]:
-        if bucket not in self._parts.buckets.own:
+        own = self._parts.buckets.own.get(bucket)
+        if own is None:
             raise RefusedOrderError(f"bucket {bucket!r} is not one of ours")
-        return self._parts.engine.recall(jobs)
+        recalled = self._parts.engine.recall(jobs)
+        own.tidy()
+        return recalled
 
     async def open_fallback(self, lane: str, serves: int, reason: str) -> str:
         if not self._runs_jobs or self._state() is not WorkerState.SERVING:

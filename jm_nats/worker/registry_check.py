@@ -5,7 +5,7 @@ again, what is listed as ours and is not goes to others (``jm_core.ownership.sta
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 import msgspec
@@ -41,6 +41,7 @@ class OwnBucket:
         self.tasks: list[asyncio.Task[None]] = []
         self.seen_s = time.monotonic()  # when the registry last said that it is ours
         self.over = False
+        self.tidy: Callable[[], None] = lambda: None  # looks for messages that have become pointless
 
     @property
     def name(self) -> str:

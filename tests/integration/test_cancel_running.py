@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
@@ -229,3 +230,34 @@ async def test_a_held_job_of_a_worker_that_stops_is_not_run_elsewhere(nats_serve
             await small.reaches(marker, S.SUCCEEDED)
             await small.all_reach([first, held], S.CANCELLED)
         assert notes(noted, "started") == [*before, marker]
+
+
+@pytest.mark.parametrize("how", ["cancel", "reschedule"])
+async def test_br193_the_message_of_a_job_for_later_is_taken_out_of_its_stream(small, how):
+    """Where it is the job's alone; one that it shares is dropped by the worker when it comes."""
+    alone = await small.submit_with("quick", delay_s=300.0)
+    at = datetime.now(UTC) + timedelta(seconds=400)
+    receipts = await small.client.submit_many([control_app.quick.job({}, run_at=at) for _ in range(2)], wait="recorded")
+    shared = [receipt.job_id for receipt in receipts]
+    await small.all_reach([alone, *shared], S.IN_BUCKET)
+    (bucket,) = small.worker._parts.buckets.own
+
+    async def messages():
+        info = await small.client.link.api(f"STREAM.INFO.{small.client.names.bucket_stream(bucket)}")
+        return info["state"]["messages"]
+
+    await wait_until(lambda: equals(messages, 2), what="both messages to be there")
+    begun_s = time.monotonic()
+    if how == "cancel":
+        await small.client.cancel(alone)
+    else:
+        await small.client.reschedule(alone, datetime.now(UTC) + timedelta(days=1))
+    await wait_until(lambda: equals(messages, 1), what="its message to be gone")
+    assert time.monotonic() - begun_s < 2.0
+    await small.client.cancel(shared[0])
+    await small.client.cancel(shared[1])
+    await wait_until(lambda: equals(messages, 0), what="the other to be gone")
+
+
+async def equals(ask, wanted):
+    return await ask() == wanted

@@ -49,8 +49,8 @@ class Small:
         """The row, once it is in ``status``."""
 
         async def there() -> asyncpg.Record | None:
-            row = await self.sql.job(job_id)
-            return row if row["status"] == status else None
+            rows = await self.sql.rows("SELECT * FROM job WHERE id = $1 AND status = $2", job_id, int(status))
+            return rows[0] if rows else None
 
         return await wait_until(there, timeout_s, what=f"{job_id} to be {status!r}")
 

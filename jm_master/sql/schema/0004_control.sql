@@ -70,3 +70,12 @@ CREATE FUNCTION jobmaster.jobs_like(
        AND (queued_from IS NULL OR j.queued_at >= queued_from) AND (queued_until IS NULL OR j.queued_at < queued_until)
        AND (due_from IS NULL OR j.run_at >= due_from) AND (due_until IS NULL OR j.run_at < due_until)
 $$;
+
+-- Cancels of jobs that are not saved yet: they lie in NATS, and are saved as cancelled. Kept for an hour.
+CREATE TABLE jobmaster.cancel_ahead (
+    job_id    uuid        PRIMARY KEY,
+    action_id uuid        NOT NULL,
+    actor     text        NOT NULL,
+    reason    text        NOT NULL,
+    at        timestamptz NOT NULL DEFAULT now()
+);

@@ -1,0 +1,89 @@
+"""Cancels that came before their job: it lies in NATS still, behind others. It is saved as cancelled, and never starts.
+
+The leader is both who is asked to cancel and who saves; so it knows, in memory, whom to look for. Table
+``cancel_ahead`` is for the next leader. What was being saved just when the cancel came is found by ``Control``'s sweep.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from jm_master.queries import named
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jm_core.ids import Term
+    from jm_core.intake import NewJob
+    from jm_core.save_plan import Part
+    from jm_master.database import Connection, Database
+
+IDS_MAX: Final = 10_000
+KEPT_S: Final = 3_600.0
+
+
+class Come(Struct, frozen=True):
+    """A job that is there by now, and who wanted it cancelled."""
+
+    id: str
+    action_id: str
+    by: str
+    reason: str
+
+
+class Ahead:
+    """Every method but the plain ones raises the errors of ``pg_errors``."""
+
+    def __init__(self, database: Database, term: Term) -> None:
+        self.ids: set[str] = set()
+        self._database = database
+        self._term = term
+        self._sql = named("ahead", database.schema)
+
+    def split(self, jobs: list[list[NewJob]]) -> tuple[list[list[NewJob]], list[list[NewJob]]]:
+        """(those to save as ever, those that are cancelled already), each still by message."""
+        ids = self.ids
+        early = [[job for job in of_message if job.id in ids] for of_message in jobs]
+        if not any(early):
+            return jobs, early
+        return [[job for job in of_message if job.id not in ids] for of_message in jobs], early
+
+    def among(self, parts: Sequence[Part]) -> list[str]:
+        """Of jobs that stay on the master."""
+        if not self.ids:
+            return []
+        waiting = [part for part in parts if part.bucket is None]
+        return [job.id for part in waiting for job in part.group.jobs[part.lo : part.hi] if job.id in self.ids]
+
+    async def load(self) -> None:
+        rows = await self._database.fetch(self._sql["load_ahead"], IDS_MAX)
+        self.ids = {row["id"] for row in rows}
+
+    async def remember(
+        self, connection: Connection, ids: Sequence[str], *, action_id: str, by: str, reason: str
+    ) -> list[str]:
+        """Which of them are remembered: none once there are too many. Once that is committed, ``add`` them."""
+        if len(self.ids) + len(ids) > IDS_MAX:
+            return []
+        await connection.execute(self._sql["remember"], ids, action_id, by, reason)
+        return list(ids)
+
+    def add(self, ids: Sequence[str]) -> None:
+        self.ids.update(ids)
+
+    async def cancel_saved(self, connection: Connection, ids: Sequence[str]) -> None:
+        """In the transaction that has just saved them; with its audit."""
+        await connection.execute(self._sql["cancel_saved"], self._term, ids)
+
+    async def come(self) -> list[Come]:
+        """Jobs that are there although a cancel came before them; and forget the cancels whose jobs never came."""
+        rows = await self._database.fetch(self._sql["forget_ahead"], KEPT_S)
+        self.ids -= {row["id"] for row in rows}
+        found = await self._database.fetch(self._sql["come"])
+        return [Come(row["id"], row["action_id"], row["actor"], row["reason"]) for row in found]
+
+    async def settled(self, ids: Sequence[str]) -> None:
+        await self._database.fetch(self._sql["settle_ahead"], ids)
+        self.ids.difference_update(ids)

@@ -1,0 +1,199 @@
+"""What an operator's order does in the engine: cancel, and jobs asked back."""
+
+import asyncio
+import random
+
+import pytest
+
+from jm_core.control import CancelOrder
+from jm_core.model import AttemptOutcome, Priority, ReturnReason
+from jm_core.wire import Finished, Returned
+from jm_nats import JobMaster
+from jm_nats.context import JobContext
+from jm_nats.worker.execution import Ask
+from tests.support import process_handlers
+from tests.support.engine_bench import LONG_S, Bench, in_real_time, scenario
+
+
+@pytest.fixture
+def app():
+    return JobMaster("c")
+
+
+@pytest.fixture
+def sleeps(app):
+    started = []
+
+    @app.handler("sleep")
+    async def sleep(ctx: JobContext, seconds: float = 60.0) -> str:
+        started.append(ctx.job_id)
+        await asyncio.sleep(seconds)
+        return "done"
+
+    return started
+
+
+def order(run, why="cancelled by ops"):
+    return CancelOrder(run.id, run.dispatch, why)
+
+
+async def until_running(bench, count=1):
+    while bench.engine.running < count:
+        await asyncio.sleep(0.01)
+
+
+@scenario
+async def test_a_running_handler_is_cancelled_and_reported_so_without_a_retry(app, sleeps):
+    bench = Bench(app)
+    run = bench.start("sleep", max_attempts=9)
+    await until_running(bench)
+    await asyncio.sleep(0.01)
+    assert bench.engine.cancel([order(run, "cancelled by ops: enough")]) == 1
+    end = await bench.only_end()
+    assert (end.outcome, end.error, end.retry_in_s) == (AttemptOutcome.CANCELLED, "cancelled by ops: enough", None)
+    await bench.until_idle()
+    bench.assert_empty()
+
+
+@scenario
+async def test_what_waits_is_dropped_before_what_runs_frees_its_slot(app, sleeps):
+    bench = Bench(app, slots=1)
+    runs = [bench.start("sleep", job_id=f"job-{n}") for n in range(21)]
+    await asyncio.sleep(0.01)
+    assert bench.engine.cancel([order(run) for run in runs]) == 1
+    await bench.until_ended(21)
+    await bench.until_idle()
+    assert sleeps == ["job-0"]
+    assert {type(end) for end in bench.ends[:20]} == {Returned}
+    assert isinstance(bench.ends[20], Finished)
+    bench.assert_empty()
+
+
+@scenario
+async def test_a_job_for_later_is_dropped_too(app, sleeps):
+    bench = Bench(app)
+    run = bench.start("sleep", in_s=50.0)
+    bench.engine.cancel([order(run)])
+    await asyncio.sleep(60)
+    assert sleeps == []
+    (end,) = bench.ends
+    assert (end.reason, end.started_at) == (ReturnReason.DRAINED, None)
+    bench.assert_empty()
+
+
+@scenario
+async def test_an_order_that_comes_before_its_job_keeps_it_from_starting(app, sleeps):
+    bench = Bench(app)
+    run = bench.run("sleep")
+    bench.engine.cancel([order(run)])
+    delivery = bench.accept(run)
+    await asyncio.sleep(1)
+    assert (sleeps, bench.ends, bench.reporter.acked) == ([], [], [delivery])
+    again = bench.run("sleep", job_id=run.id, dispatch=2)  # requeued since
+    bench.accept(again)
+    await asyncio.sleep(0.01)
+    assert sleeps == [run.id]
+    bench.engine.ask(Ask.SHUTDOWN)
+    await bench.until_idle()
+
+
+@scenario
+async def test_an_order_for_another_dispatch_harms_nobody(app, sleeps):
+    bench = Bench(app)
+    run = bench.start("sleep", {"seconds": 1.0}, dispatch=5)
+    assert bench.engine.cancel([CancelOrder(run.id, 4, "why")]) == 0
+    end = await bench.only_end()
+    assert end.outcome is AttemptOutcome.SUCCEEDED
+
+
+@scenario
+async def test_an_order_that_comes_too_late_or_twice_changes_nothing(app, sleeps):
+    bench = Bench(app)
+    run = bench.start("sleep", {"seconds": 1.0})
+    await bench.only_end()
+    assert bench.engine.cancel([order(run)]) == 0
+    other = bench.start("sleep")
+    await asyncio.sleep(0.01)
+    assert [bench.engine.cancel([order(other, why)]) for why in ("first", "second")] == [1, 1]
+    await bench.until_idle()
+    assert [end.error for end in bench.ends[1:]] == ["first"]
+
+
+@scenario
+async def test_who_was_asked_to_end_before_ends_as_it_was_asked(app, sleeps):
+    """The record knows of the cancel, and ends the job cancelled whatever is reported."""
+    bench = Bench(app)
+    run = bench.start("sleep")
+    await asyncio.sleep(0.01)
+    bench.engine.ask(Ask.SHUTDOWN)
+    bench.engine.cancel([order(run)])
+    end = await bench.only_end()
+    assert isinstance(end, Returned)
+    assert end.reason is ReturnReason.INTERRUPTED
+
+
+@scenario
+async def test_a_process_handler_that_waits_for_a_child_has_not_started():
+    bench = Bench(process_handlers.app, process_slots=1)
+    bench.executors.processes.acquire_on_behalf_of_nowait("another")
+    run = bench.start("sleep", {"seconds": 1})
+    await asyncio.sleep(0.1)
+    bench.engine.cancel([order(run)])
+    end = await bench.only_end()
+    assert (type(end), end.started_at) == (Returned, None)
+    await bench.until_idle()
+    bench.assert_empty()
+
+
+@scenario
+async def test_a_job_is_given_back_only_if_it_has_not_started(app, sleeps):
+    bench = Bench(app, slots=1)
+    running = bench.start("sleep", {"seconds": 5.0})
+    held = bench.start("sleep")
+    later = bench.start("sleep", in_s=50.0)
+    await asyncio.sleep(0.01)
+    coming = bench.run("sleep")
+    wanted = [(run.id, run.dispatch) for run in (running, held, later, coming)]
+    assert bench.engine.recall(wanted) == [held.id, later.id, coming.id]
+    assert len(bench.reporter.acked) == 2
+    bench.accept(coming)
+    assert len(bench.reporter.acked) == 3
+    assert bench.engine.recall([(held.id, held.dispatch)]) == []  # it is not here any more
+    (end,) = await bench.until_ended()
+    assert end.id == running.id
+    await asyncio.sleep(60)
+    assert sleeps == [running.id]
+    bench.assert_empty()
+
+
+@scenario
+async def test_a_job_that_has_ended_is_not_given_back(app, sleeps):
+    bench = Bench(app)
+    run = bench.start("sleep", {"seconds": 1.0})
+    await bench.only_end()
+    assert bench.engine.recall([(run.id, run.dispatch)]) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("races", [40, pytest.param(500, marks=pytest.mark.soak)])
+@in_real_time
+async def test_br194_cancelling_one_process_job_never_harms_the_next(tmp_path, races):
+    """Cancels at the very time at which the child is done with one job and is given the next."""
+    bench = Bench(process_handlers.app, slots=1, process_slots=1)
+    cut = 0
+    warm = bench.start("touch", {"path": str(tmp_path / "warm")}, timeout_s=LONG_S)
+    await bench.until_ended()
+    for number in range(races):
+        seconds = random.uniform(0.0, 0.002)
+        first = bench.start("touch", {"path": str(tmp_path / "first"), "seconds": seconds}, timeout_s=LONG_S)
+        path = tmp_path / f"second-{number}"
+        second = bench.start("touch", {"path": str(path)}, timeout_s=LONG_S, priority=Priority.LOW)
+        await asyncio.sleep(random.uniform(0.0, 0.003))
+        bench.engine.cancel([order(first)])
+        ends = {end.id: end for end in await bench.until_ended(2 * number + 3)}
+        cut += ends[first.id].outcome is AttemptOutcome.CANCELLED if isinstance(ends[first.id], Finished) else 0
+        assert ends[second.id].outcome is AttemptOutcome.SUCCEEDED, ends[second.id].error
+        assert path.read_text() == "x"
+    assert warm.id not in {first.id, second.id}
+    assert 0 < cut < races  # or none of them was a race
