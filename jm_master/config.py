@@ -6,6 +6,8 @@ from urllib.parse import urlsplit
 
 from jm_core import limits
 from jm_core.errors import InvalidSettingError, check_finite
+from jm_core.retention import DEFAULT as DEFAULT_RETENTION
+from jm_core.retention import parse_retention
 from jm_master.queries import DEFAULT_SCHEMA, parse_schema
 
 SCHEMES: Final = ("postgres", "postgresql")
@@ -99,6 +101,7 @@ class CoordinatorConfig:
         postgres_patience_s: a leader that has had no answer from Postgres for so long resigns; unhealthy it is after
             two thirds of that.
         auto_migrate: bring the schema up to date at start (safe with any number of processes).
+        retention: how long ended jobs are kept, by kind (``jm_core.retention.parse_retention``).
         replicas: of the cluster's own streams and KVs, in a NATS cluster.
     """
 
@@ -117,6 +120,7 @@ class CoordinatorConfig:
     postgres_patience_s: float = limits.POSTGRES_PATIENCE_S
     auto_migrate: bool = True
     replicas: int = 1
+    retention: str = DEFAULT_RETENTION
 
     def __post_init__(self) -> None:
         check_finite({name: getattr(self, name) for name in self.__dataclass_fields__})
@@ -133,6 +137,7 @@ class CoordinatorConfig:
         for name in positive:
             if getattr(self, name) <= 0:
                 raise InvalidSettingError(f"{name} is {getattr(self, name)}; it must be greater than 0")
+        parse_retention(self.retention)
         if self.postgres_patience_s < 1:
             raise InvalidSettingError(f"postgres_patience_s is {self.postgres_patience_s:g}; it must be at least 1")
         if self.poll_s < 0.05:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from jm_core.retention import parse_retention
 from jm_master.assign import Assigner
 from jm_master.cancel import Canceller
 from jm_master.cancel_store import CancelStore
@@ -27,6 +28,9 @@ from jm_master.recall import Recaller
 from jm_master.reconcile import Reconciler, Wired, follow_hints
 from jm_master.record_store import RecordStore
 from jm_master.recorder import Recorder
+from jm_master.retention import Retainer
+from jm_master.retention_service import RetentionService
+from jm_master.retention_store import RetentionStore
 from jm_master.runs import RunSender
 from jm_master.save_store import SaveStore
 from jm_master.saver import Saver
@@ -110,6 +114,7 @@ class Leader:
             recorder = self._recorder(events, term)
             canceller = self._canceller(publisher, term)
             control = self._control(canceller, term)
+            retainer = self._retainer(term)
             async with anyio.create_task_group() as tasks:
                 fallback, reconciler = self._fallback(dispatch), self._reconciler(recorder)
                 duties: dict[str, Callable[[], Awaitable[None]]] = {
@@ -121,12 +126,13 @@ class Leader:
                     "fallback": fallback.run,
                     "canceller": canceller.run,
                     "control": control.run,
+                    "retention": retainer.run,
                     "reconciler": reconciler.run,
                     "hints": partial(follow_hints, self._link, self._names, reconciler),
                 }
                 for name, work in duties.items():
                     tasks.start_soon(self._duties.run, name, work)
-                await tasks.start(self._service(fallback, control).run)
+                await tasks.start(self._service(fallback, control, retainer).run)
                 log.info("leading", extra={"holder": holder, "term": term})
                 self._duties.all_run()
                 leading.set()
@@ -252,7 +258,11 @@ class Leader:
             assign=self._assign,
         )
 
-    def _service(self, fallback: FallbackDuty, control: Control) -> Service:
+    def _retainer(self, term: Term) -> Retainer:
+        retention = parse_retention(self._config.retention)
+        return Retainer(RetentionStore(self._database, term, retention), retention)
+
+    def _service(self, fallback: FallbackDuty, control: Control, retainer: Retainer) -> Service:
         store = JobStore(self._database)
-        more = ControlService(control, store).operations()
+        more = {**ControlService(control, store).operations(), **RetentionService(retainer).operations()}
         return Service(self._link, self._names, store, self._waiters, unserved=fallback.unserved, more=more)
