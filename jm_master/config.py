@@ -7,6 +7,8 @@ from urllib.parse import urlsplit
 from jm_core import limits
 from jm_core.errors import InvalidScheduleError, InvalidSettingError, check_finite
 from jm_core.recurrence import load_zone
+from jm_core.retention import DEFAULT as DEFAULT_RETENTION
+from jm_core.retention import parse_retention
 from jm_master.queries import DEFAULT_SCHEMA, parse_schema
 
 SCHEMES: Final = ("postgres", "postgresql")
@@ -103,6 +105,7 @@ class CoordinatorConfig:
         postgres_patience_s: a leader that has had no answer from Postgres for so long resigns; unhealthy it is after
             two thirds of that.
         auto_migrate: bring the schema up to date at start (safe with any number of processes).
+        retention: how long ended jobs are kept, by kind (``jm_core.retention.parse_retention``).
         replicas: of the cluster's own streams and KVs, in a NATS cluster.
     """
 
@@ -124,6 +127,7 @@ class CoordinatorConfig:
     postgres_patience_s: float = limits.POSTGRES_PATIENCE_S
     auto_migrate: bool = True
     replicas: int = 1
+    retention: str = DEFAULT_RETENTION
 
     def __post_init__(self) -> None:
         check_finite({name: getattr(self, name) for name in self.__dataclass_fields__})
@@ -150,6 +154,7 @@ class CoordinatorConfig:
                 f"schedule_inactive_s is {self.schedule_inactive_s:g}; it must exceed schedule_idle_s, "
                 f"which is {self.schedule_idle_s:g}"
             )
+        parse_retention(self.retention)
         if self.postgres_patience_s < 1:
             raise InvalidSettingError(f"postgres_patience_s is {self.postgres_patience_s:g}; it must be at least 1")
         if self.poll_s < 0.05:

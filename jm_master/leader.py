@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from jm_core.retention import parse_retention
 from jm_core.static_schedules import Patience
 from jm_master.ahead import Ahead
 from jm_master.assign import Assigner
@@ -35,6 +36,9 @@ from jm_master.recall import Recaller
 from jm_master.reconcile import Reconciler, Wired, follow_hints
 from jm_master.record_store import RecordStore
 from jm_master.recorder import Recorder
+from jm_master.retention import Retainer
+from jm_master.retention_service import RetentionService
+from jm_master.retention_store import RetentionStore
 from jm_master.runs import RunSender
 from jm_master.save_store import SaveStore
 from jm_master.saver import Saver
@@ -126,6 +130,7 @@ class Leader:
             ahead = Ahead(self._database, term)
             await self._database.ride_out(ahead.load)
             control = self._control(canceller, term, ahead)
+            retainer = self._retainer(term)
             async with anyio.create_task_group() as tasks:
                 fallback, reconciler = self._fallback(dispatch), self._reconciler(recorder)
                 duties: dict[str, Callable[[], Awaitable[None]]] = {
@@ -138,6 +143,7 @@ class Leader:
                     "fallback": fallback.run,
                     "canceller": canceller.run,
                     "control": control.run,
+                    "retention": retainer.run,
                     "reconciler": reconciler.run,
                     "planner": self._planner(term).run,
                     "declarations": self._declarations(term).run,
@@ -145,7 +151,7 @@ class Leader:
                 }
                 for name, work in duties.items():
                     tasks.start_soon(self._duties.run, name, work)
-                await tasks.start(self._service(fallback, settings, control, term).run)
+                await tasks.start(self._service(fallback, settings, control, retainer, term=term).run)
                 log.info("leading", extra={"holder": holder, "term": term})
                 self._duties.all_run()
                 leading.set()
@@ -292,7 +298,13 @@ class Leader:
             assign=self._assign,
         )
 
-    def _service(self, fallback: FallbackDuty, settings: ClusterDuty, control: Control, term: Term) -> Service:
+    def _retainer(self, term: Term) -> Retainer:
+        retention = parse_retention(self._config.retention)
+        return Retainer(RetentionStore(self._database, term, retention), retention)
+
+    def _service(
+        self, fallback: FallbackDuty, settings: ClusterDuty, control: Control, retainer: Retainer, *, term: Term
+    ) -> Service:
         store = JobStore(self._database)
         cluster = ClusterApi(self._names.cluster, self._registry.view, settings, self._ledger, fallback.unserved)
         schedules = ScheduleService(
@@ -308,7 +320,12 @@ class Leader:
             store,
             self._waiters,
             unserved=fallback.unserved,
-            operations={**cluster.operations, **schedules.operations(), **ControlService(control, store).operations()},
+            operations={
+                **cluster.operations,
+                **schedules.operations(),
+                **ControlService(control, store).operations(),
+                **RetentionService(retainer).operations(),
+            },
             archived=cluster.archived,
             waits=cluster.waits,
         )

@@ -7,7 +7,7 @@ import msgspec
 import nats.errors
 from msgspec import Struct
 
-from jm_core import api, wire
+from jm_core import api, api_retention, wire
 from jm_core.cluster import ClusterChange, ClusterView
 from jm_core.errors import (
     ActionRefusedError,
@@ -84,6 +84,19 @@ class ApiClient:
         """The job's state once it is another than ``seen``, or after ``wait_s``; None when no coordinator answered."""
         request = api.ProgressRequest(job_id, seen, wait_s)
         return await self._wait(api.OP_JOB_PROGRESS, request, api.ProgressReply, wait_s)
+
+    async def retention(self) -> api_retention.RetentionView:
+        """What the leader keeps how long, and what it has removed."""
+        return await self.call(api_retention.OP_RETENTION_GET, {}, api_retention.RetentionView)
+
+    async def begin_retention(self) -> api_retention.RetentionView:
+        """A pass begins now; it is over when ``passes`` is larger than in the answer."""
+        return await self.call(api_retention.OP_RETENTION_RUN, {}, api_retention.RetentionView)
+
+    async def count_retention(self, chunk: int = 0) -> api_retention.RetentionCount:
+        """What would go, of a part of the table; ask again from ``next_chunk`` on."""
+        request = api_retention.RetentionCountRequest(chunk)
+        return await self.call(api_retention.OP_RETENTION_COUNT, request, api_retention.RetentionCount)
 
     async def _wait(self, operation: str, request: Struct, reply_type: type[ReplyT], wait_s: float) -> ReplyT | None:
         try:

@@ -24,6 +24,8 @@ METRIC_DUPLICATES: Final = "jobmaster.jobs.duplicates"
 METRIC_DISPATCHED: Final = "jobmaster.jobs.dispatched"
 METRIC_STALE: Final = "jobmaster.outcomes.stale"
 METRIC_UNSERVED: Final = "jobmaster.kinds.unserved"
+METRIC_REMOVED: Final = "jobmaster.retention.removed"
+METRIC_RETENTION_LOOKED: Final = "jobmaster.retention.looked"
 METRIC_VIOLATIONS: Final = "jobmaster.invariant.violations"
 METRIC_PLANNED: Final = "jobmaster.schedules.planned"
 METRIC_PLANNER_LAG: Final = "jobmaster.schedules.lag"
@@ -40,6 +42,8 @@ _duplicates = _meter.create_counter(METRIC_DUPLICATES, "{job}", "Submissions of 
 _dispatched = _meter.create_counter(METRIC_DISPATCHED, "{job}", "Jobs put into buckets")
 _stale = _meter.create_counter(METRIC_STALE, "{outcome}", "Outcomes refused by the dispatch fence")
 _unserved = _meter.create_gauge(METRIC_UNSERVED, "{kind}", "Lane, priority and handler with due jobs and no worker")
+_removed = _meter.create_counter(METRIC_REMOVED, "{job}", "Ended jobs removed by retention")
+_looked = _meter.create_gauge(METRIC_RETENTION_LOOKED, "s", "When retention last worked without an error, Unix time")
 _violations = _meter.create_counter(METRIC_VIOLATIONS, "{violation}", "Invariants found broken, by name")
 _planned = _meter.create_counter(METRIC_PLANNED, "{job}", "Jobs made by schedules")
 _planner_lag = _meter.create_histogram(METRIC_PLANNER_LAG, "s", "How late after its time a schedule was looked at")
@@ -126,6 +130,15 @@ def jobs_saved(count: int, *, rejected: int = 0, duplicates: int = 0) -> None:
         _rejected.add(rejected)
     if duplicates:
         _duplicates.add(duplicates)
+
+
+def jobs_removed(count: int) -> None:
+    if count:
+        _removed.add(count)
+
+
+def retention_looked(at_s: float) -> None:
+    _looked.set(at_s)
 
 
 def jobs_dispatched(count: int) -> None:

@@ -16,6 +16,7 @@ from jm_cli import (
     job_control,
     migrate,
     rejected,
+    retention,
     submit,
     top,
     up,
@@ -70,6 +71,7 @@ job.add_to(app)
 job_control.add_to(job.app)
 audit.add_to(app)
 rejected.add_to(app)
+retention.add_to(app)
 migrate.add_to(app)
 doctor.add_to(app)
 

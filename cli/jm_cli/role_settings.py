@@ -11,6 +11,9 @@ from typing import Annotated, Any, ClassVar
 from jm_cli.settings import PRIORITY_NAMES, parse_counts, parse_priority, setting, words
 from jm_core import limits
 from jm_core.model import WorkerMode
+from jm_core.retention import DEFAULT as RETENTION_DEFAULT
+from jm_core.retention import EXAMPLE as RETENTION_EXAMPLE
+from jm_core.retention import KINDS as RETENTION_KINDS
 
 
 class Mode(StrEnum):
@@ -279,6 +282,16 @@ class CoordinatorTuning:
             metavar="SECONDS",
         ),
     ] = limits.SCHEDULE_INACTIVE_S
+    retention: Annotated[
+        str,
+        setting(
+            "--retention",
+            "JM_RETENTION",
+            f"How long ended jobs are kept; by kind where that differs: '{RETENTION_EXAMPLE}'. "
+            f"Kinds: {', '.join(RETENTION_KINDS)}.",
+            metavar="TEXT",
+        ),
+    ] = RETENTION_DEFAULT
     accept_agent_loss: Annotated[
         bool,
         setting(
@@ -307,6 +320,7 @@ class CoordinatorTuning:
             "schedule_zone": self.schedule_zone,
             "schedule_idle_s": self.schedule_idle,
             "schedule_inactive_s": self.schedule_inactive,
+            "retention": self.retention,
             "accept_agent_loss": self.accept_agent_loss,
             "auto_migrate": self.auto_migrate,
         }
