@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from jm_master.agents import Agents
 from jm_master.assign import Assigner
 from jm_master.cluster_api import ClusterApi
 from jm_master.cluster_duty import ClusterDuty
@@ -96,6 +97,8 @@ class Leader:
         await self._agent_store.settle(term)
         settings = self._settings(term)
         await settings.load()
+        agents = Agents(self._database, self._registry.view, term=term)
+        await agents.look_once()
         dispatch = DispatchStore(self._database, term)
         counts = await self._database.ride_out(lambda: dispatch.count_in_buckets(later_s=LATER_HORIZON_S))
         self._ledger.seed(counts)
@@ -111,6 +114,7 @@ class Leader:
                 fallback, reconciler = self._fallback(dispatch), self._reconciler(recorder)
                 duties: dict[str, Callable[[], Awaitable[None]]] = {
                     "settings": settings.run,
+                    "agents": agents.run,
                     "outbox": outbox.run,
                     "recorder": recorder.run,
                     "writer": self._writer(pending, sender, outbox, term).run,
@@ -122,7 +126,7 @@ class Leader:
                 }
                 for name, work in duties.items():
                     tasks.start_soon(self._duties.run, name, work)
-                await tasks.start(self._service(fallback, settings).run)
+                await tasks.start(self._service(fallback, settings, agents).run)
                 log.info("leading", extra={"holder": holder, "term": term})
                 self._duties.all_run()
                 leading.set()
@@ -170,7 +174,7 @@ class Leader:
             saver,
             view=self._registry.view,
             cluster=self._names.cluster,
-            config=WriterConfig(config.save_workers, config.save_batch_jobs),
+            config=WriterConfig(config.save_workers, config.save_batch_jobs, agent_prefix=self._database.prefix),
         )
 
     def _recorder(self, reader: PullReader, term: Term) -> Recorder:
@@ -233,9 +237,11 @@ class Leader:
         kv = CasKv(self._link, self._names.cluster_kv)
         return ClusterDuty(self._link, kv, self._database, self._registry.view, assign=self._assign, term=term)
 
-    def _service(self, fallback: FallbackDuty, settings: ClusterDuty) -> Service:
+    def _service(self, fallback: FallbackDuty, settings: ClusterDuty, agents: Agents) -> Service:
         store = JobStore(self._database)
-        cluster = ClusterApi(self._names.cluster, self._registry.view, settings, self._ledger, fallback.unserved)
+        cluster = ClusterApi(
+            self._names.cluster, self._registry.view, settings, agents, self._ledger, fallback.unserved
+        )
         return Service(
             self._link,
             self._names,
@@ -245,4 +251,5 @@ class Leader:
             operations=cluster.operations,
             archived=cluster.archived,
             waits=cluster.waits,
+            others=lambda: self._registry.view.elsewhere.is_there,
         )

@@ -42,6 +42,7 @@ REQUESTS_MAX: Final = 10_000  # waiting at once; each is a few hundred bytes and
 READS_MAX: Final = 2  # of the pool's connections at once: reads must not hold up the writer
 READ_TIMEOUT_S: Final = 5.0
 WAIT_MAX_S: Final = 60.0
+OTHERS_POLL_S: Final = 1.0
 REPLY_MARGIN_BYTES: Final = 1024
 
 
@@ -60,6 +61,7 @@ class Service:
         operations: further ones, by name.
         archived: why nothing may be changed, or None where it may.
         waits: why a job has not started.
+        others: whether there are other agents, whose recorders tell us of no end.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Service:
         operations: Mapping[str, Operation] | None = None,
         archived: Callable[[], str | None] = lambda: None,
         waits: Callable[[api.JobView], str | None] = lambda _: None,
+        others: Callable[[], bool] = lambda: False,
     ) -> None:
         self._link = link
         self._names = names
@@ -83,6 +86,7 @@ class Service:
         self._open = 0
         self._archived = archived
         self._waits = waits
+        self._others = others
         self._operations: dict[str, Operation] = {
             **(operations or {}),
             api.OP_JOB_GET: self._job,
@@ -201,7 +205,7 @@ class Service:
                 left_s = until_s - time.monotonic()
                 if (status is not None and status.is_terminal) or left_s <= 0:
                     return reply
-                with anyio.move_on_after(left_s):
+                with anyio.move_on_after(min(left_s, OTHERS_POLL_S) if self._others() else left_s):
                     await ended.wait()
 
     async def _read(self, ask: Callable[[], Awaitable[RequestT]]) -> RequestT:
