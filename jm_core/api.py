@@ -20,10 +20,11 @@ OP_REJECTED_GET: Final = "rejected-get"  # RejectedRef -> RejectedView
 OP_UNSERVED: Final = "unserved"  # {} -> UnservedList
 OP_CLUSTER_GET: Final = "cluster-get"  # {} -> cluster.ClusterView
 OP_CLUSTER_SET: Final = "cluster-set"  # cluster.ClusterChange -> cluster.ClusterView
+OP_AGENT_GIVE_UP: Final = "agent-give-up"  # cluster.AgentGiveUp -> cluster.AgentGivenUp
 
-# What an archived cluster still answers: operations whose name ends so, and the one that ends the archiving.
+# What an archived cluster still answers: operations whose name ends so, and what keeps the cluster itself.
 _READS: Final = ("-get", "-list", "-attempts", "-result", "-count", "-preview", "-skips", "-show", "-history")
-_ALWAYS: Final = frozenset({OP_UNSERVED, OP_CLUSTER_SET})
+_ALWAYS: Final = frozenset({OP_UNSERVED, OP_CLUSTER_SET, OP_AGENT_GIVE_UP})
 
 
 def is_read(operation: str) -> bool:

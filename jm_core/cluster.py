@@ -99,6 +99,17 @@ class AgentView(Struct, omit_defaults=True):
     jobs_in_buckets: int = 0
 
 
+class AgentGiveUp(Struct, omit_defaults=True):
+    agent: str
+    by: str = ""
+    reason: str = ""
+
+
+class AgentGivenUp(Struct):
+    agent: str
+    jobs_put_back: int
+
+
 class ClusterView(Struct, omit_defaults=True):
     cluster: str
     agent: str
@@ -150,12 +161,13 @@ def changed(before: ClusterSettings, change: ClusterChange, *, now_s: float) -> 
         mode_since=now_s if mode is not before.mode else before.mode_since,
         revision=before.revision + 1,
         changed_at=now_s,
-        changed_by=_bounded(change.by, BY_CHARS_MAX) or "unknown",
-        reason=_bounded(change.reason, REASON_CHARS_MAX),
+        changed_by=bounded(change.by, BY_CHARS_MAX) or "unknown",
+        reason=bounded(change.reason),
     )
 
 
-def _bounded(text: str, chars_max: int) -> str:
+def bounded(text: str, chars_max: int = REASON_CHARS_MAX) -> str:
+    """A stranger's text, fit to be stored and shown."""
     return "".join(c if c.isprintable() else " " for c in text[:chars_max])
 
 

@@ -143,9 +143,11 @@ def load(worker: WorkerRecord) -> float:
     return (worker.running + worker.held) / max(worker.slots, 1)
 
 
-def retired(picture: Picture, off: Collection[int] = ()) -> list[BucketRecord]:
-    """Fallback buckets whose time is over: a proper one is there, or their priority (``off``) was disabled."""
-    proper = picture.proper_routes()
+def retired(picture: Picture, off: Collection[int] = (), elsewhere: Collection[Route] = ()) -> list[BucketRecord]:
+    """Fallback buckets whose time is over: a proper one is there, here or at another agent, or their priority was
+    switched off.
+    """
+    proper = picture.proper_routes() | set(elsewhere)
     return [b for b in picture.fallbacks() if (b.lane, b.serves_priority) in proper or b.serves_priority in off]
 
 

@@ -12,6 +12,7 @@ import uuid
 from typing import TYPE_CHECKING, Final
 
 from jm_core.agent_identity import Verdict, judge
+from jm_core.agent_names import MAIN, parse_agent
 from jm_core.errors import JmError
 from jm_master.queries import named
 from jm_master.terms import LostTermError
@@ -27,9 +28,24 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-KEY: Final = "agent"  # in the cluster KV, and in table setting
+KEY: Final = "agent"  # in the cluster KV; in table setting for the first agent, ``agent.<name>`` for others
 BATCH_JOBS: Final = 2_000
 STORE_LOST: Final = "the NATS store that it was dispatched to was lost"
+
+
+def key_of(agent: str) -> str:
+    """In table ``setting``."""
+    return KEY if agent == MAIN else f"{KEY}.{parse_agent(agent)}"
+
+
+class SharedAgentError(JmError):
+    """Two agents are to use one NATS. Trying again does not help."""
+
+    def __init__(self, server: str, agent: str, other: str) -> None:
+        super().__init__(
+            f"NATS at {server} is that of agent {other!r}, and this coordinator is of agent {agent!r}; "
+            "each agent has a NATS of its own: correct JM_NATS_URL or JM_AGENT"
+        )
 
 
 class AgentStoreChangedError(JmError):
@@ -64,6 +80,7 @@ class AgentStore:
         self._kv = CasKv(link, names.cluster_kv)
         self._accept_loss = accept_loss
         self._sql = named("agent", database.schema)
+        self._key = key_of(database.agent)
 
     async def check(self) -> tuple[Verdict, str, str | None]:
         """Return when the two belong together, or will be made to by ``settle``. At first use the fingerprint is made.
@@ -94,6 +111,7 @@ class AgentStore:
         if not verdict.is_changed:
             return 0
         mine = found or await self._made()
+        await self._check_only_ours(mine)
         log.warning(
             "the NATS store was changed, and that is accepted: what is recorded and unfinished is dispatched again",
             extra={"nats": self._link.server, "verdict": verdict.value, "recorded": recorded, "found": mine},
@@ -107,16 +125,24 @@ class AgentStore:
         """(what Postgres has, what NATS has), once Postgres has one."""
         while (recorded := await self._recorded()) is None:
             found = await self._found() or await self._made()
+            await self._check_only_ours(found)
             await self._record_first(found)  # where somebody was quicker, what is there counts: it is read again
         return recorded, await self._found()
 
+    async def _check_only_ours(self, found: str) -> None:
+        """Raises: SharedAgentError."""
+        sql = self._sql["find_agent"]
+        other = await self._database.ride_out(lambda: self._database.fetchval(sql, found, self._key))
+        if other is not None:
+            raise SharedAgentError(self._link.server, self._database.agent, other.removeprefix(KEY).lstrip(".") or MAIN)
+
     async def _recorded(self) -> str | None:
-        value = await self._database.ride_out(lambda: self._database.fetchval(self._sql["get_setting"], KEY))
+        value = await self._database.ride_out(lambda: self._database.fetchval(self._sql["get_setting"], self._key))
         return None if value is None else str(value)
 
     async def _record_first(self, found: str) -> None:
         sql = self._sql["make_setting"]
-        await self._database.ride_out(lambda: self._database.fetch(sql, KEY, found))
+        await self._database.ride_out(lambda: self._database.fetch(sql, self._key, found))
 
     async def _found(self) -> str | None:
         entry = await self._kv.get(KEY)
@@ -139,7 +165,9 @@ class AgentStore:
         total = 0
         while True:
             row = await self._database.ride_out(
-                lambda: self._database.fetchrow(self._sql["put_back"], term, BATCH_JOBS, STORE_LOST)
+                lambda: self._database.fetchrow(
+                    self._sql["put_back"], term, BATCH_JOBS, STORE_LOST, self._database.prefix
+                )
             )
             jobs = int(_in_term(row, term)["jobs"])
             if not jobs:
@@ -148,12 +176,16 @@ class AgentStore:
 
     async def _take_over(self, term: Term, mine: str) -> None:
         row = await self._database.ride_out(
-            lambda: self._database.fetchrow(self._sql["take_over_setting"], term, KEY, mine)
+            lambda: self._database.fetchrow(
+                self._sql["take_over_setting"], term, self._key, mine, self._database.prefix
+            )
         )
         _in_term(row, term)
 
     async def _changed(self, recorded: str, found: str | None) -> AgentStoreChangedError:
-        row = await self._database.ride_out(lambda: self._database.fetchrow(self._sql["count_unfinished"]))
+        row = await self._database.ride_out(
+            lambda: self._database.fetchrow(self._sql["count_unfinished"], self._database.prefix)
+        )
         return AgentStoreChangedError(
             self._link.server,
             self._database.where,

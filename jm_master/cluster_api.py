@@ -8,14 +8,24 @@ from typing import TYPE_CHECKING
 from msgspec import Raw
 
 from jm_core import api
-from jm_core.cluster import ChangeView, ClusterChange, ClusterView, archived_text
+from jm_core.cluster import (
+    AgentGivenUp,
+    AgentGiveUp,
+    ChangeView,
+    ClusterChange,
+    ClusterView,
+    archived_text,
+    bounded,
+)
 from jm_core.model import PRIORITY_BY_LABEL, Priority
 from jm_core.waiting import why_waiting
-from jm_master.api_errors import decoded
+from jm_master.agents import AgentAliveError
+from jm_master.api_errors import RefusedError, decoded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from jm_master.agents import Agents
     from jm_master.cluster_duty import ClusterDuty
     from jm_master.ledger import Ledger
     from jm_master.registry_view import RegistryView
@@ -23,20 +33,26 @@ if TYPE_CHECKING:
 
 
 class ClusterApi:
-    def __init__(
+    def __init__(  # noqa: PLR0917 - what it looks at
         self,
         cluster: str,
         view: RegistryView,
         duty: ClusterDuty,
+        agents: Agents,
         ledger: Ledger,
         unserved: Callable[[], list[api.UnservedKind]],
     ) -> None:
         self._cluster = cluster
         self._view = view
         self._duty = duty
+        self._agents = agents
         self._ledger = ledger
         self._unserved = unserved
-        self.operations: Mapping[str, Operation] = {api.OP_CLUSTER_GET: self._get, api.OP_CLUSTER_SET: self._set}
+        self.operations: Mapping[str, Operation] = {
+            api.OP_CLUSTER_GET: self._get,
+            api.OP_CLUSTER_SET: self._set,
+            api.OP_AGENT_GIVE_UP: self._give_up,
+        }
 
     def archived(self) -> str | None:
         """Why nothing may be changed; None where it may."""
@@ -62,13 +78,25 @@ class ClusterApi:
         await self._duty.change(decoded(data, ClusterChange))
         return await self._shown()
 
+    async def _give_up(self, data: bytes) -> AgentGivenUp:
+        request = decoded(data, AgentGiveUp)
+        try:
+            jobs = await self._agents.give_up(
+                request.agent, by=bounded(request.by) or "unknown", reason=bounded(request.reason)
+            )
+        except AgentAliveError as error:
+            raise RefusedError("bad_request", str(error)) from None
+        return AgentGivenUp(request.agent, jobs)
+
     async def _shown(self) -> ClusterView:
         changes = [
             ChangeView(row["changed_at"], row["changed_by"], row["reason"], _raw(row["before"]), _raw(row["after"]))
             for row in await self._duty.changes()
         ]
         backlogs = [(lane, Priority(priority).label) for lane, priority in sorted(self._ledger.backlogs)]
-        return ClusterView(self._cluster, "main", self._view.cluster, changes, backlogs=backlogs)
+        return ClusterView(
+            self._cluster, self._agents.name, self._view.cluster, changes, await self._agents.all(), backlogs
+        )
 
 
 def _raw(text: str) -> Raw:

@@ -5,6 +5,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from jm_core import limits
+from jm_core.agent_names import MAIN, parse_agent
 from jm_core.errors import InvalidScheduleError, InvalidSettingError, check_finite
 from jm_core.recurrence import load_zone
 from jm_core.retention import DEFAULT as DEFAULT_RETENTION
@@ -89,6 +90,7 @@ class CoordinatorConfig:
     """Behaviour of one coordinator. The defaults are DESIGN section 10's; units are in the names.
 
     Args:
+        agent: name of the NATS that it leads, where several are under one master.
         coordinator_id: shown in logs and in ``leader.holder``; one is made up when empty.
         lease_s: of the leadership and, the same number, of the workers' heartbeats.
         transient_threshold_s: how early before its due time a job may move into a bucket.
@@ -109,6 +111,7 @@ class CoordinatorConfig:
         replicas: of the cluster's own streams and KVs, in a NATS cluster.
     """
 
+    agent: str = MAIN
     coordinator_id: str = ""
     lease_s: float = limits.LEASE_S
     transient_threshold_s: float = limits.TRANSIENT_THRESHOLD_S
@@ -145,6 +148,7 @@ class CoordinatorConfig:
         for name in positive:
             if getattr(self, name) <= 0:
                 raise InvalidSettingError(f"{name} is {getattr(self, name)}; it must be greater than 0")
+        parse_agent(self.agent)
         try:
             load_zone(self.schedule_zone)
         except InvalidScheduleError as error:

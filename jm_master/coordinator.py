@@ -104,7 +104,7 @@ class Coordinator:
             stack.push_async_callback(link.close)
             # Refused settings end us here.
             await ensure_cluster_at_start(link, self.names, lease_s=self.config.lease_s, replicas=self.config.replicas)
-            database = await stack.enter_async_context(Database(self._postgres))
+            database = await stack.enter_async_context(Database(self._postgres, agent=self.config.agent))
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._cancel_when, stop, link, tasks.cancel_scope)
                 tasks.start_soon(watch_link, link, self.board)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 import anyio
 import asyncpg
 
+from jm_core.agent_names import MAIN, prefix_of
 from jm_master.backoff import Backoff
 from jm_master.pg_errors import Fault, StoreContentionError, StoreUnavailableError, fault_of, plain, translated
 
@@ -37,12 +38,18 @@ class SessionlessConnection(asyncpg.Connection):
 
 
 class Database:
-    """Runs statements; each one is a transaction. Raises the errors of ``pg_errors``, nothing of asyncpg's."""
+    """Runs statements; each one is a transaction. Raises the errors of ``pg_errors``, nothing of asyncpg's.
 
-    def __init__(self, config: PostgresConfig) -> None:
+    Args:
+        agent: whose leader uses it.
+    """
+
+    def __init__(self, config: PostgresConfig, *, agent: str = MAIN) -> None:
         self.config = config
         self.schema = config.schema
         self.where = config.redacted
+        self.agent = agent
+        self.prefix = prefix_of(agent)  # of our buckets, where they stand in a table
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
         self._away = False
 
@@ -68,6 +75,14 @@ class Database:
             await pool.close()
         if scope.cancelled_caught:
             pool.terminate()
+
+    def stored(self, bucket: str) -> str:
+        """One of our buckets, as it is named in Postgres."""
+        return self.prefix + bucket
+
+    def bare(self, stored: str) -> str:
+        """The other way round."""
+        return stored.removeprefix(self.prefix)
 
     async def fetch(self, sql: str, *args: Any) -> list[asyncpg.Record]:
         async with self.connection() as connection:

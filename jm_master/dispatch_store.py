@@ -80,7 +80,7 @@ class DispatchStore:
             lane,
             priority,
             handlers,
-            bucket,
+            self._database.stored(bucket),
             count_max,
             window.after_s,
             window.until_s,
@@ -101,10 +101,11 @@ class DispatchStore:
         self, *, age_s: float, ids: Sequence[str] | None = None, but: Sequence[str] = ()
     ) -> list[tuple[RunMessage, bool]]:
         """Some of the messages left over (or of ``ids``), oldest first, each with whether any job still needs it."""
-        rows = await self._database.fetch(self._sql["load_outbox"], age_s, ids, but)
+        rows = await self._database.fetch(self._sql["load_outbox"], age_s, ids, but, self._database.prefix)
+        bare = self._database.bare
         return [
             (
-                RunMessage(row["outbox_id"], row["bucket_id"], row["deliver_at"], (row["body"] or "").encode()),
+                RunMessage(row["outbox_id"], bare(row["bucket_id"]), row["deliver_at"], (row["body"] or "").encode()),
                 row["body"] is not None,
             )
             for row in rows
@@ -115,5 +116,5 @@ class DispatchStore:
 
     async def count_in_buckets(self, *, later_s: float) -> list[tuple[str, int, int]]:
         """(bucket, due second or 0, jobs) of everything that is out; due within ``later_s`` counts as due."""
-        rows = await self._database.fetch(self._sql["count_in_buckets"], later_s)
-        return [(row["bucket_id"], row["second"], row["jobs"]) for row in rows]
+        rows = await self._database.fetch(self._sql["count_in_buckets"], later_s, self._database.prefix)
+        return [(self._database.bare(row["bucket_id"]), row["second"], row["jobs"]) for row in rows]

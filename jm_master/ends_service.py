@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 WAIT_MAX_S: Final = 60.0
+OTHERS_POLL_S: Final = 1.0
 REPLY_BYTES_MAX: Final = limits.MESSAGE_BYTES_MAX  # of results in one reply; what is left comes with the next
 
 
@@ -34,10 +35,14 @@ class Read(Protocol):
 class EndsService:
     """Each operation answers at once when there is something to say, else after the request's ``wait_s``."""
 
-    def __init__(self, store: JobStore, waiters: ResultWaiters, read: Read) -> None:
+    def __init__(
+        self, store: JobStore, waiters: ResultWaiters, read: Read, *, others: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Args: others: whether jobs may end at another agent, whose leader tells ours nothing."""
         self._store = store
         self._waiters = waiters
         self._read = read
+        self._others = others
 
     def operations(self) -> dict[str, Callable[[bytes], Awaitable[Struct]]]:
         return {
@@ -53,7 +58,7 @@ class EndsService:
         while True:
             with self._waiters.waiting(request.id.lower()) as ended:
                 reply = await self._read(lambda: self._store.result(request.id))
-                if _has_ended(reply.status) or not await _wait(ended, until_s):
+                if _has_ended(reply.status) or not await self._wait(ended, until_s):
                     return reply
 
     async def _results(self, data: bytes) -> Struct:
@@ -67,7 +72,7 @@ class EndsService:
         while True:
             with self._waiters.waiting(*ids) as ended:
                 reply = await self._read(lambda: self._store.ended_of(ids, bytes_max=REPLY_BYTES_MAX))
-                if reply.results or not await _wait(ended, until_s):
+                if reply.results or not await self._wait(ended, until_s):
                     return reply
 
     async def _progress(self, data: bytes) -> Struct:
@@ -77,8 +82,17 @@ class EndsService:
         while True:
             with self._waiters.watching(request.id.lower()) as news:
                 reply = await self._read(lambda: self._store.progress(request.id))
-                if reply != request.seen or _has_ended(reply.status) or not await _wait(news, until_s):
+                if reply != request.seen or _has_ended(reply.status) or not await self._wait(news, until_s):
                     return reply
+
+    async def _wait(self, event: anyio.Event, until_s: float) -> bool:
+        """False when the time was over before."""
+        left_s = until_s - time.monotonic()
+        if left_s <= 0:
+            return False
+        with anyio.move_on_after(min(left_s, OTHERS_POLL_S) if self._others() else left_s):
+            await event.wait()
+        return True
 
 
 def _has_ended(status: str) -> bool:
@@ -88,13 +102,3 @@ def _has_ended(status: str) -> bool:
 
 def _until_s(wait_s: float) -> float:
     return time.monotonic() + min(max(wait_s, 0.0), WAIT_MAX_S)
-
-
-async def _wait(event: anyio.Event, until_s: float) -> bool:
-    """False when the time was over before."""
-    left_s = until_s - time.monotonic()
-    if left_s <= 0:
-        return False
-    with anyio.move_on_after(left_s):
-        await event.wait()
-    return True

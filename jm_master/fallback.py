@@ -94,15 +94,17 @@ class FallbackDuty:
         self._complain(kinds, picture, now_s)
         for order in self._orders(kinds, picture, now_s):
             await self._open(order, now_s)
-        for bucket in rules.retired(picture, self._view.cluster.off):
+        for bucket in rules.retired(picture, self._view.cluster.off, self._view.elsewhere.routes):
             await self._retire(bucket)
 
     async def _due_kinds(self) -> dict[Kind, float]:
-        """By kind, for how long its first job has been due. A disabled priority's are others' (``served_as``)."""
+        """By kind, for how long its first job has been due. A disabled priority's are others'
+        (``served_as``), and what another agent serves is no concern of ours.
+        """
         due_s: dict[Kind, float] = {}
         for w in await self._database.ride_out(self._store.waiting):
-            if w.due_in_s <= 0:
-                kind = Kind(w.lane, self._view.served_as(w.priority), w.handler)
+            kind = Kind(w.lane, self._view.served_as(w.priority), w.handler)
+            if w.due_in_s <= 0 and kind.route not in self._view.elsewhere.routes:
                 due_s[kind] = max(due_s.get(kind, 0.0), -w.due_in_s)
         return due_s
 

@@ -11,6 +11,7 @@ import anyio
 
 from jm_core.retention import parse_retention
 from jm_core.static_schedules import Patience
+from jm_master.agents import Agents
 from jm_master.ahead import Ahead
 from jm_master.assign import Assigner
 from jm_master.cancel import Canceller
@@ -115,6 +116,8 @@ class Leader:
         await self._agent_store.settle(term)
         settings = self._settings(term)
         await settings.load()
+        agents = Agents(self._database, self._registry.view, term=term)
+        await agents.look_once()
         dispatch = DispatchStore(self._database, term)
         counts = await self._database.ride_out(lambda: dispatch.count_in_buckets(later_s=LATER_HORIZON_S))
         self._ledger.seed(counts)
@@ -135,6 +138,7 @@ class Leader:
                 fallback, reconciler = self._fallback(dispatch), self._reconciler(recorder)
                 duties: dict[str, Callable[[], Awaitable[None]]] = {
                     "settings": settings.run,
+                    "agents": agents.run,
                     "outbox": outbox.run,
                     "recorder": recorder.run,
                     "writer": self._writer(pending, sender, outbox, canceller, term=term, ahead=ahead).run,
@@ -151,7 +155,7 @@ class Leader:
                 }
                 for name, work in duties.items():
                     tasks.start_soon(self._duties.run, name, work)
-                await tasks.start(self._service(fallback, settings, control, retainer, term=term).run)
+                await tasks.start(self._service(fallback, settings, agents, control, retainer, term=term).run)
                 log.info("leading", extra={"holder": holder, "term": term})
                 self._duties.all_run()
                 leading.set()
@@ -203,7 +207,7 @@ class Leader:
             saver,
             view=self._registry.view,
             cluster=self._names.cluster,
-            config=WriterConfig(config.save_workers, config.save_batch_jobs),
+            config=WriterConfig(config.save_workers, config.save_batch_jobs, agent_prefix=self._database.prefix),
         )
 
     def _recorder(self, reader: PullReader, term: Term) -> Recorder:
@@ -303,10 +307,19 @@ class Leader:
         return Retainer(RetentionStore(self._database, term, retention), retention)
 
     def _service(
-        self, fallback: FallbackDuty, settings: ClusterDuty, control: Control, retainer: Retainer, *, term: Term
+        self,
+        fallback: FallbackDuty,
+        settings: ClusterDuty,
+        agents: Agents,
+        control: Control,
+        retainer: Retainer,
+        *,
+        term: Term,
     ) -> Service:
         store = JobStore(self._database)
-        cluster = ClusterApi(self._names.cluster, self._registry.view, settings, self._ledger, fallback.unserved)
+        cluster = ClusterApi(
+            self._names.cluster, self._registry.view, settings, agents, self._ledger, fallback.unserved
+        )
         schedules = ScheduleService(
             self._schedule_store(term),
             self._registry.view,
@@ -328,6 +341,7 @@ class Leader:
             },
             archived=cluster.archived,
             waits=cluster.waits,
+            others=lambda: self._registry.view.elsewhere.is_there,
         )
 
     def _declarations(self, term: Term) -> Declarations:

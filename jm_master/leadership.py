@@ -14,6 +14,7 @@ import anyio
 import msgspec
 
 from jm_core import wire
+from jm_core.agent_names import MAIN
 from jm_core.ids import Term
 from jm_core.lease import LeaderRecord, Seen, may_take_over, observe, trusted_until_s
 from jm_master.queries import named
@@ -165,17 +166,25 @@ class Leadership:
 
 
 async def take_term(
-    database: Database, holder: str, *, after: int = 0, on_older: Callable[[int], None] = lambda _: None
+    database: Database,
+    holder: str,
+    *,
+    after: int = 0,
+    on_older: Callable[[int], None] = lambda _: None,
+    agent: str | None = None,
 ) -> Term:
-    """A new term: from now on no statement of an earlier leader commits.
+    """A new term: from now on no statement of an earlier leader of this agent commits.
 
     Args:
+        agent: whose; the database's own if it is left out.
         after: the latest one that we know of; ours will be later.
         on_older: told the term that Postgres knew, when it is older than that: it was restored from a copy, or is a
             standby that was promoted before it had everything.
     """
-    sql = named("leader", database.schema)["take_term"]
-    row = await database.ride_out(lambda: database.fetchrow(sql, holder, after))
+    sql, agent = named("leader", database.schema), agent or database.agent
+    if agent != MAIN:
+        await database.ride_out(lambda: database.fetch(sql["make_agent"], agent))
+    row = await database.ride_out(lambda: database.fetchrow(sql["take_term"], holder, after, agent))
     assert row is not None
     if row["found"] < after:
         on_older(row["found"])

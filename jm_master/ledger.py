@@ -214,7 +214,10 @@ class Ledger:
             )
             for bucket in self._view.route(lane, priority)
         ]
-        return eligible(loads, Lane(lane), priority, handler)
+        found = eligible(loads, Lane(lane), priority, handler)
+        if handler in self._view.elsewhere.handlers and not any(handler in load.handlers for load in found):
+            return []  # another agent's workers know it: here it would be quarantined
+        return found
 
     def _credit(self, load: BucketLoad, now_s: float) -> int:
         worker = load.worker

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 
 import anyio
 
+from jm_core.agent_names import agent_of
 from jm_core.errors import IllegalMoveError, InvalidNameError
 from jm_core.health import Invariant, InvariantViolatedError
 from jm_core.model import BucketStatus
@@ -236,9 +237,10 @@ class Undertaker:
         self._stray_streams_before = strays
 
     async def _strays(self) -> set[str]:
-        """Buckets that rows point at and the registry does not know."""
+        """Buckets of our agent that rows point at and the registry does not know."""
         rows = await self._database.ride_out(lambda: self._database.fetch(self._sql["buckets_with_jobs"]))
-        strays = {str(row["bucket_id"]) for row in rows} - self._view.buckets.keys()
+        ours = {self._database.bare(name) for row in rows if agent_of(name := row["bucket_id"]) == self._database.agent}
+        strays = ours - self._view.buckets.keys()
         return {bucket for bucket in strays if not await self._registry.has_bucket(bucket)}
 
     async def _bury(self, record: BucketRecord, reason: str) -> None:
@@ -263,7 +265,7 @@ class Undertaker:
         returned, before = 0, set[str]()
         while True:
             rows = await self._database.ride_out(
-                lambda: self._database.fetch(self._sql["load_bucket"], record.bucket, ROWS_MAX)
+                lambda: self._database.fetch(self._sql["load_bucket"], self._database.stored(record.bucket), ROWS_MAX)
             )
             ids = {row["id"] for row in rows}
             if not rows or ids == before:
@@ -280,7 +282,7 @@ class Undertaker:
             lambda: self._database.fetchrow(
                 self._sql["bury_bucket"],
                 self._term,
-                record.bucket,
+                self._database.stored(record.bucket),
                 record.opener,
                 record.lane,
                 record.priority,

@@ -162,13 +162,14 @@ class Wired:
         self._sql = named("reconcile", database.schema)
 
     async def rows(self, bucket: str, due_for_s: float) -> list[Out]:
+        stored = self._database.stored(bucket)
         found = await self._database.ride_out(
-            lambda: self._database.fetch(self._sql["load_out"], bucket, due_for_s, ROWS_MAX)
+            lambda: self._database.fetch(self._sql["load_out"], stored, due_for_s, ROWS_MAX)
         )
         if not found:
             return []
         ids = [row["id"] for row in found]
-        unsent = await self._database.ride_out(lambda: self._database.fetch(self._sql["load_unsent"], bucket, ids))
+        unsent = await self._database.ride_out(lambda: self._database.fetch(self._sql["load_unsent"], stored, ids))
         waiting = {row["id"] for row in unsent}
         return [Out(held_of(row), row["due_for_s"], is_unsent=row["id"] in waiting) for row in found]
 

@@ -79,7 +79,7 @@ class RecordStore:
             self._sql["record_ends"],
             self._term,
             workers,
-            buckets,
+            [self._database.stored(bucket) for bucket in buckets],
             [end.id for end in ends],
             [end.dispatch for end in ends],
             [end.attempt for end in ends],

@@ -191,7 +191,7 @@ class Recorder:
 
     def end_of_left(self, held: Held, *, was_lost: bool) -> End:
         """Of a job that its worker left behind, dead or gone in order."""
-        known = self._view.handlers.get(held.handler)
+        known = self._view.all_handlers.get(held.handler)
         policy = known.backoff if known else DEFAULT_BACKOFF
         after = after_loss if was_lost else after_abandonment
         return after(held, policy, now_s=time.time(), u=random.random())

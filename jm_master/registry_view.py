@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from jm_core import wire
 from jm_core.cluster import DEFAULT, ClusterSettings, served_as
 from jm_core.fallback import Picture
 from jm_core.model import BucketKind, BucketStatus, Priority
+from jm_core.wire import HandlerDefaults
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from jm_core.wire import BucketRecord, HandlerDefaults, WorkerRecord
+    from jm_core.wire import BucketRecord, WorkerRecord
 
     Routes = dict[tuple[str, int], list[BucketRecord]]
 
@@ -24,6 +27,14 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 GONE_MAX: Final = 2_000  # removed buckets whose last revision is kept, against a listing that comes late
+
+
+class Elsewhere(Struct, frozen=True):
+    """What other agents' workers do. ``handlers`` are remembered while their agent is away."""
+
+    routes: frozenset[tuple[str, int]] = frozenset()
+    handlers: Mapping[str, HandlerDefaults] = {}
+    is_there: bool = False  # whether there is any other agent
 
 
 class RegistryView:
@@ -34,6 +45,8 @@ class RegistryView:
         self.buckets: dict[str, BucketRecord] = {}
         self.bucket_revisions: dict[str, int] = {}
         self.handlers: dict[str, HandlerDefaults] = {}
+        self.all_handlers: Mapping[str, HandlerDefaults] = self.handlers  # other agents', too
+        self.elsewhere = Elsewhere()
         self.cluster: ClusterSettings = DEFAULT
         self.told: bytes | None = None  # what the KV says of them
         self._routes: dict[tuple[str, int], list[BucketRecord]] = {}
@@ -109,6 +122,24 @@ class RegistryView:
             self.handlers.pop(name, None)
         else:
             self.handlers[name] = record
+        self._merge_handlers()
+
+    def set_elsewhere(self, elsewhere: Elsewhere) -> None:
+        self.elsewhere = elsewhere
+        self._merge_handlers()
+
+    def _merge_handlers(self) -> None:
+        self.all_handlers = {**self.elsewhere.handlers, **self.handlers} if self.elsewhere.handlers else self.handlers
+
+    def proper_routes(self) -> set[tuple[str, int]]:
+        """What our workers serve by proper buckets, whatever the cluster's settings make of it."""
+        own = [record for records in self._by_worker.values() for record in records]
+        return {(record.lane, record.priority) for record in own if record.kind == BucketKind.PROPER}
+
+    def known_handlers(self) -> dict[str, HandlerDefaults]:
+        """Those that a live worker of ours has, with their defaults."""
+        alive = frozenset[str]().union(*self._known.values())
+        return {name: self.handlers[name] for name in sorted(alive & self.handlers.keys())}
 
     def set_cluster(self, settings: ClusterSettings) -> None:
         self.cluster = settings

@@ -89,13 +89,18 @@ class SaveStore:
             StoreContentionError: nothing was written, try again.
             StoreUnavailableError: it may or may not have been written; repeating it is harmless.
         """
+        arguments = _arguments(batch, self._database.prefix)
         early = self._ahead.among(batch.parts) if self._ahead is not None else []
         if self._ahead is not None and early:
             async with self._database.connection() as connection, connection.transaction():
-                row = await connection.fetchrow(self._sql["save_jobs"], self._term, *_arguments(batch))
+                row = await connection.fetchrow(
+                    self._sql["save_jobs"], self._term, *_arguments(batch, self._database.prefix)
+                )
                 await self._ahead.cancel_saved(connection, early)
         else:
-            row = await self._database.fetchrow(self._sql["save_jobs"], self._term, *_arguments(batch))
+            row = await self._database.fetchrow(
+                self._sql["save_jobs"], self._term, *_arguments(batch, self._database.prefix)
+            )
         assert row is not None
         if not row["terms"]:
             return TermLost()
@@ -126,7 +131,7 @@ def deliver_at_s(second: int | None) -> float | None:
     return second - limits.SCHEDULE_LEAD_S if second else None
 
 
-def _arguments(batch: SaveBatch) -> tuple[Any, ...]:
+def _arguments(batch: SaveBatch, prefix: str) -> tuple[Any, ...]:
     """The columns, in the order of ``sql/save.sql``. Comprehensions only: this runs for every job of the system."""
     parts = batch.parts
     if len(parts) == 1 and parts[0].lo == 0 and parts[0].hi == len(parts[0].group.jobs):
@@ -147,7 +152,7 @@ def _arguments(batch: SaveBatch) -> tuple[Any, ...]:
         [part.group.priority for part in parts],
         [part.group.max_attempts for part in parts],
         [part.group.timeout_s for part in parts],
-        [part.bucket for part in parts],
+        [part.bucket and prefix + part.bucket for part in parts],
         array_literal([job.id for job in jobs]),
         [job.args.decode(errors="surrogateescape") for job in jobs],
         array_literal(messages),
@@ -156,7 +161,7 @@ def _arguments(batch: SaveBatch) -> tuple[Any, ...]:
         optional([job.metadata and _json(job.metadata).decode() for job in jobs]),
         optional([job.trace for job in jobs]),
         [message.outbox_id for message in outgoing],
-        [message.part.bucket for message in outgoing],
+        [prefix + (message.part.bucket or "") for message in outgoing],
         [message.deliver_at for message in outgoing],
         [starts[place] for place in places],
         [ends[place] for place in places],

@@ -52,6 +52,7 @@ class Service:
         operations: further ones, by name.
         archived: why nothing may be changed, or None where it may.
         waits: why a job has not started.
+        others: whether there are other agents, whose recorders tell us of no end.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Service:
         operations: Mapping[str, Operation] | None = None,
         archived: Callable[[], str | None] = lambda: None,
         waits: Callable[[api.JobView], str | None] = lambda _: None,
+        others: Callable[[], bool] = lambda: False,
     ) -> None:
         self._link = link
         self._names = names
@@ -83,7 +85,7 @@ class Service:
             api.OP_REJECTED_LIST: self._rejected,
             api.OP_REJECTED_GET: self._rejected_one,
             api.OP_UNSERVED: self._unserved,
-            **EndsService(store, waiters, self._read).operations(),
+            **EndsService(store, waiters, self._read, others=others).operations(),
         }
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:

@@ -40,6 +40,7 @@ class WriterConfig(Struct, frozen=True):
     workers: int
     batch_jobs: int
     defaults: ClusterDefaults = ClusterDefaults()
+    agent_prefix: str = ""
 
 
 class Writer:
@@ -58,6 +59,9 @@ class Writer:
         self._saver = saver
         self._view = view
         self._cluster = cluster
+        self._origin = (
+            config.agent_prefix + reader.stream
+        )  # where ids are derived from: two agents' streams have one name
         self._config = config
         self._in_hand = InHand(reader)
         self._saved_at_s = 0.0
@@ -77,7 +81,7 @@ class Writer:
 
     async def save(self, messages: Sequence[Msg]) -> None:
         """One batch, from its bytes to its ack."""
-        batch = read(messages, self._reader.stream, self._view.handlers, self._config.defaults)
+        batch = read(messages, self._origin, self._view.all_handlers, self._config.defaults)
         self._turn_away(batch)
         reach("writer.after_read")
         work = Work(batch, [submitted.queued_at for submitted in batch])

@@ -8,7 +8,7 @@ import nats.errors
 from msgspec import Struct
 
 from jm_core import api, api_retention, wire
-from jm_core.cluster import ClusterChange, ClusterView
+from jm_core.cluster import AgentGivenUp, AgentGiveUp, ClusterChange, ClusterView
 from jm_core.errors import (
     ActionRefusedError,
     ClusterArchivedError,
@@ -21,6 +21,7 @@ from jm_nats.subjects import Names
 
 CALL_TIMEOUT_S: Final = 7.0  # the coordinator itself gives up on Postgres after 5, and says so
 ANSWER_MARGIN_S: Final = 2.0
+GIVE_UP_TIMEOUT_S: Final = 120.0  # 2,000 jobs at a time
 NO_ANSWER_PAUSE_S: Final = 0.25
 
 ReplyT = TypeVar("ReplyT")
@@ -71,6 +72,10 @@ class ApiClient:
     async def change_cluster(self, change: ClusterChange) -> ClusterView:
         """Change them; in force for this agent's leader when it returns."""
         return await self.call(api.OP_CLUSTER_SET, change, ClusterView)
+
+    async def give_up_agent(self, request: AgentGiveUp) -> AgentGivenUp:
+        """Put back what lies in the buckets of an agent whose NATS is gone for good."""
+        return await self.call(api.OP_AGENT_GIVE_UP, request, AgentGivenUp, timeout_s=GIVE_UP_TIMEOUT_S)
 
     async def result(self, job_id: str, wait_s: float) -> api.ResultReply | None:
         """The job's end, or its state after ``wait_s``; None when no coordinator answered (one may come)."""

@@ -73,14 +73,15 @@ class ClusterLook:
         except (AgentError, nats.errors.Error, TimeoutError) as error:
             log.debug("the cluster's mode is not known", extra={"problem": str(error)})
             return
-        if self._settings is before:
-            self._take(entry.value if entry else None)
+        if self._settings is before and entry is not None:
+            self._take(entry.value)
 
     async def _heard(self, message: Msg) -> None:
-        self._take(None if OPERATION_HEADER in (message.headers or {}) else message.data)
+        if OPERATION_HEADER not in (message.headers or {}):  # a removal: the KV was lost, and will be written again
+            self._take(message.data)
 
-    def _take(self, value: bytes | None) -> None:
+    def _take(self, value: bytes) -> None:
         try:
-            self._settings = DEFAULT if value is None else decode_settings(value)
+            self._settings = decode_settings(value)
         except msgspec.DecodeError as error:  # of a newer version: the writer knows
             log.debug("cluster settings cannot be read", extra={"problem": str(error)})

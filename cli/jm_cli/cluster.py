@@ -14,9 +14,9 @@ from jm_cli.running import ClientOptions, run_briefly
 from jm_cli.settings import PRIORITY_NAMES, JsonFlag, parse_counts, parse_priority, words
 
 if TYPE_CHECKING:
-    from jm_core.cluster import ClusterChange, ClusterSettings, ClusterView
+    from jm_core.cluster import AgentGivenUp, AgentGiveUp, ClusterChange, ClusterSettings, ClusterView
 
-app = typer.Typer(help="What is set for a cluster: show, set, mode.", rich_markup_mode=None)
+app = typer.Typer(help="What is set for a cluster: show, set, mode, give-up-agent.", rich_markup_mode=None)
 MODES = "active|passive|archived"
 
 
@@ -129,6 +129,42 @@ def set_(
     _change(change, options, as_json=as_json)
 
 
+@app.command("give-up-agent")
+@expanded
+def give_up_agent(
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="Its name, as 'jm cluster show' shows it.")],
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="Its NATS is gone for good.")] = False,
+    who: WhoOptions,
+    as_json: JsonFlag = False,
+    options: ClientOptions,
+) -> None:
+    """Give up an agent whose NATS will not come back: what lay in its buckets goes back, for other agents to run.
+
+    Asked of another agent's coordinator. Where the NATS is gone but for its address, rather start its coordinator on a
+    new one with --accept-agent-loss. What still runs on workers of that NATS would run twice: stop them first.
+
+    Example:
+        jm cluster give-up-agent east --yes --reason "the data centre burnt down"
+    """
+    from jm_core.agent_names import parse_agent  # noqa: PLC0415
+    from jm_core.cluster import AgentGiveUp  # noqa: PLC0415
+
+    request = AgentGiveUp(parse_agent(agent), **who.fields())
+    if not yes:
+        raise UsageError(f"this runs what agent {agent!r} held elsewhere; say --yes when its NATS is gone for good")
+    given_up = run_briefly(_give_up(request, options))
+    if as_json:
+        print_json(given_up)
+    else:
+        print_line(f"agent {given_up.agent} given up, {given_up.jobs_put_back} jobs put back")
+
+
+async def _give_up(request: "AgentGiveUp", options: ClientOptions) -> "AgentGivenUp":
+    async with options.client() as client:
+        return await client.api.give_up_agent(request)
+
+
 def _change(change: "ClusterChange", options: ClientOptions, *, as_json: bool) -> None:
     from jm_core.cluster import DEFAULT, changed  # noqa: PLC0415
 
@@ -153,6 +189,7 @@ def _print(view: "ClusterView", *, as_json: bool) -> None:
     print_record(
         [
             ("cluster", view.cluster),
+            ("agent", view.agent),
             ("mode", view.settings.mode.value),
             ("disabled", " ".join(view.settings.disabled)),
             ("buckets", _counts(view.settings)),

@@ -1,6 +1,6 @@
 """``jm coordinator``: writes jobs to Postgres and hands them to workers, if it leads."""
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
@@ -15,6 +15,11 @@ from jm_cli.settings import (
     PostgresTuning,
     local_pair,
 )
+
+if TYPE_CHECKING:
+    from jm_cli.groups import Group
+    from jm_master.config import CoordinatorConfig, PostgresConfig
+    from jm_nats.config import NatsConfig
 
 STOP_RULE: Final = "stepping down; what is not written yet waits in NATS for the next leader"
 
@@ -40,6 +45,9 @@ def coordinator(
     Of several, one leads and the others stand by; two make a failover pair. Where Postgres is away it waits, and jobs
     wait in NATS. Unless --no-migrate is given it brings the schema up to date first.
 
+    Of several clusters it runs a coordinator for each, every one with a schema of its own and --postgres-connections
+    of its own. One that fails stops alone.
+
     With --health-port, /readyz is red while it cannot do its work (Postgres or NATS away for long), /livez only when
     a restart would help.
 
@@ -47,24 +55,40 @@ def coordinator(
         JM_POSTGRES_DSN=postgresql://jm@db/jobs jm coordinator --cluster shop
         jm coordinator --health-port 8080          # /livez, /readyz, /health
         jm coordinator                             # in a folder of 'jm up'
+        jm coordinator --cluster shop,mail --schema 'jm_{cluster}'
     """
-    from jm_cli.groups import Group  # noqa: PLC0415
     from jm_cli.serving import serve  # noqa: PLC0415
     from jm_master.config import CoordinatorConfig, PostgresConfig  # noqa: PLC0415
-    from jm_master.coordinator import Coordinator  # noqa: PLC0415
-    from jm_nats.health import HealthBoard  # noqa: PLC0415
+    from jm_master.queries import schemas_of  # noqa: PLC0415
+    from jm_nats.subjects import parse_cluster_name  # noqa: PLC0415
 
     logs.start()
     local = local_pair(nats, postgres)
     config = CoordinatorConfig(**options.fields())
-    database = PostgresConfig(dsn=postgres.required_dsn(local), schema=postgres.schema, **postgres_tuning.fields())
+    dsn, schemas = postgres.required_dsn(local), schemas_of(postgres.schema, cluster.names(local))
     connection = nats.nats_config(local, **tuning.fields())
-    name = cluster.name(local)
+    databases = {
+        parse_cluster_name(name): PostgresConfig(dsn=dsn, schema=schema, **postgres_tuning.fields())
+        for name, schema in schemas.items()
+    }
 
-    def make() -> list[Group]:
-        board = HealthBoard("coordinator", "coordinator")
-        process = Coordinator(connection, database, name, config, board=board)
-        # At any moment it can be stopped: what is under way, the next leader does again.
-        return [Group(process=process, board=board, stops_any_time=True)]
+    alone = len(databases) == 1
+
+    def make() -> "list[Group]":
+        return [coordinator_group(connection, found, name, config, alone=alone) for name, found in databases.items()]
 
     serve(make, service="coordinator", rule=STOP_RULE, health=health)
+
+
+def coordinator_group(
+    nats: "NatsConfig", database: "PostgresConfig", cluster: str, config: "CoordinatorConfig", *, alone: bool
+) -> "Group":
+    """One cluster's coordinator, in a process that may have others' too."""
+    from jm_cli.groups import Group  # noqa: PLC0415
+    from jm_master.coordinator import Coordinator  # noqa: PLC0415
+    from jm_nats.health import HealthBoard  # noqa: PLC0415
+
+    board = HealthBoard("coordinator" if alone else f"coordinator {cluster}", "coordinator")
+    process = Coordinator(nats, database, cluster, config, board=board)
+    # At any moment it can be stopped: what is under way, the next leader does again.
+    return Group(process=process, board=board, stops_any_time=True)

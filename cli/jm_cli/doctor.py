@@ -81,7 +81,8 @@ async def _look(nats: NatsOptions, cluster: ClusterOptions, postgres: PostgresOp
 
     local = local_pair(nats, postgres)
     of_nats, of_postgres = await asyncio.gather(
-        _look_at_nats(nats.nats_config(local), cluster.name(local)), _look_at_postgres(postgres, local)
+        _look_at_nats(nats.nats_config(local), cluster.name(local)),
+        _look_at_postgres(postgres, cluster.name(local), local),
     )
     return of_nats + of_postgres
 
@@ -214,17 +215,18 @@ async def _unserved(link: "NatsLink", names: "Names") -> Finding | None:
 # -- Postgres
 
 
-async def _look_at_postgres(options: PostgresOptions, local: "LocalEnv | None") -> list[Finding]:
+async def _look_at_postgres(options: PostgresOptions, cluster: str, local: "LocalEnv | None") -> list[Finding]:
     dsn = options.dsn or (local.postgres_dsn if local else None)
     if dsn is None:
         return [Finding("postgres", None, "not looked at: no DSN is given; only coordinators need one")]
     import asyncio  # noqa: PLC0415
 
     from jm_master.checks import check_postgres  # noqa: PLC0415
+    from jm_master.queries import schema_of  # noqa: PLC0415
 
     try:
         async with asyncio.timeout(POSTGRES_TIMEOUT_S):
-            found = await check_postgres(dsn, options.schema)
+            found = await check_postgres(dsn, schema_of(options.schema, cluster))
     except TimeoutError:
         problem = f"no answer within {POSTGRES_TIMEOUT_S:g} s"
         return [Finding("postgres", ExitCode.POSTGRES, problem, "start it, or correct the DSN")]

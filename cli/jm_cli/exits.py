@@ -113,7 +113,7 @@ def exit_code_of(error: BaseException) -> ExitCode:
 
 def _codes() -> list[tuple[tuple[type[BaseException], ...], ExitCode]]:
     """Imported only once something has failed: the other layers' errors bring their drivers along."""
-    from jm_master.agent_store import AgentStoreChangedError  # noqa: PLC0415
+    from jm_master.agent_store import AgentStoreChangedError, SharedAgentError  # noqa: PLC0415
     from jm_master.migrate import MigrationBlockedError  # noqa: PLC0415
     from jm_master.pg_errors import StoreMisconfiguredError, StoreUnavailableError  # noqa: PLC0415
     from jm_nats.api_client import MasterUnavailableError, NoCoordinatorError  # noqa: PLC0415
@@ -136,7 +136,7 @@ def _codes() -> list[tuple[tuple[type[BaseException], ...], ExitCode]]:
         ((InvalidJobError, InvalidNameError, InvalidSettingError), ExitCode.USAGE),
         ((LeaseConflictError, PayloadTooLargeError, WorkerNameTakenError), ExitCode.USAGE),
         ((StoreUnavailableError, StoreMisconfiguredError, MigrationBlockedError), ExitCode.POSTGRES),
-        ((AgentError, AgentStoreChangedError), ExitCode.NATS),
+        ((AgentError, AgentStoreChangedError, SharedAgentError), ExitCode.NATS),
     ]
 
 

@@ -9,7 +9,7 @@ from jm_cli.exits import CliError, ExitCode
 from jm_cli.options import expanded
 from jm_cli.render import print_json, print_line
 from jm_cli.running import run_briefly
-from jm_cli.settings import JsonFlag, PostgresOptions
+from jm_cli.settings import ClusterOptions, JsonFlag, PostgresOptions
 
 LOOK_TIMEOUT_S: Final = 6.0
 LOCK_TIMEOUT_S: Final = 30.0
@@ -23,6 +23,7 @@ def add_to(root: typer.Typer) -> None:
 def migrate(
     *,
     postgres: PostgresOptions,
+    cluster: ClusterOptions,
     check: Annotated[
         bool, typer.Option("--check", help="Change nothing; exit code 4 if something is to be done.")
     ] = False,
@@ -33,10 +34,14 @@ def migrate(
 ) -> None:
     """Create or upgrade the schema. Any number of processes may do it at once; running it again does nothing.
 
-    Example:
+    Examples:
         JM_POSTGRES_DSN=postgresql://jm@db/jobs jm migrate
+        jm migrate --schema 'jm_{cluster}' --cluster shop
     """
-    dsn, schema = postgres.required_dsn(local_env.find()), postgres.schema
+    from jm_master.queries import schema_of  # noqa: PLC0415
+
+    local = local_env.find()
+    dsn, schema = postgres.required_dsn(local), schema_of(postgres.schema, cluster.name(local))
     applied, version, wanted = run_briefly(_migrate(dsn, schema, check=check, lock_timeout_s=lock_timeout))
     if as_json:
         print_json({"applied": applied, "version": version, "wanted": wanted})

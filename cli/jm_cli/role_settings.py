@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 from jm_cli.settings import PRIORITY_NAMES, parse_counts, parse_priority, setting, words
 from jm_core import limits
+from jm_core.agent_names import MAIN
 from jm_core.model import WorkerMode
 from jm_core.retention import DEFAULT as RETENTION_DEFAULT
 from jm_core.retention import EXAMPLE as RETENTION_EXAMPLE
@@ -188,6 +189,15 @@ class CoordinatorTuning:
 
     TITLE: ClassVar[str] = "Coordinator upkeep"
 
+    agent: Annotated[
+        str,
+        setting(
+            "--agent",
+            "JM_AGENT",
+            "Name of the NATS that it leads, where several are under one Postgres (docs/clusters.md).",
+            metavar="NAME",
+        ),
+    ] = MAIN
     transient_threshold: Annotated[
         float,
         setting(
@@ -307,6 +317,7 @@ class CoordinatorTuning:
     def fields(self) -> dict[str, Any]:
         """For ``CoordinatorConfig``."""
         return {
+            "agent": self.agent,
             "transient_threshold_s": self.transient_threshold,
             "save_workers": self.save_workers,
             "save_batch_jobs": self.save_batch_jobs,

@@ -59,7 +59,7 @@ def run_worker(plan: WorkerPlan) -> None:
 
     def make() -> Sequence[Group]:
         groups = [_worker(*three) for three in zip(plan.targets, apps, configs, strict=True)]
-        return [*groups, master.group()] if master else groups
+        return [*groups, *master.groups()] if master else groups
 
     serve(make, service="worker", rule=STOP_RULE, health=HealthOptions() if child else plan.health)
 
@@ -103,32 +103,37 @@ def _apps(plan: WorkerPlan, local: "LocalEnv | None") -> list["JobMaster"]:
 
 @dataclass(frozen=True)
 class _Master:
-    """The coordinator of ``--mode full``: of the applications' one cluster."""
+    """The coordinators of ``--mode full``: one for each cluster of the applications."""
 
-    app: "JobMaster"
-    database: "PostgresConfig"
+    clusters: "dict[str, JobMaster]"
+    databases: "dict[str, PostgresConfig]"
     config: "CoordinatorConfig"
 
     @classmethod
     def of(cls, plan: WorkerPlan, apps: Sequence["JobMaster"], local: "LocalEnv | None") -> "_Master":
         """Raises:
-        UsageError: there is no Postgres, or more than one cluster.
+        UsageError: there is no Postgres, or one cluster on two NATS.
+        InvalidSettingError: two clusters would share a schema.
         """
         from jm_master.config import CoordinatorConfig, PostgresConfig  # noqa: PLC0415
+        from jm_master.queries import schemas_of  # noqa: PLC0415
 
-        clusters = {(app.cluster, app.nats_config()) for app in apps}
-        if len(clusters) > 1:
-            raise UsageError("--mode full is for one cluster, and the applications are of several; start one for each")
-        dsn = plan.postgres.required_dsn(local)
-        database = PostgresConfig(dsn=dsn, schema=plan.postgres.schema, **plan.postgres_tuning.fields())
+        clusters = {app.cluster: app for app in apps}
+        if len({(app.cluster, app.nats_config()) for app in apps}) > len(clusters):
+            raise UsageError("--mode full: applications of one cluster name different NATS servers; start one for each")
+        dsn, schemas = plan.postgres.required_dsn(local), schemas_of(plan.postgres.schema, list(clusters))
+        tuning = plan.postgres_tuning.fields()
+        databases = {name: PostgresConfig(dsn=dsn, schema=schema, **tuning) for name, schema in schemas.items()}
         config = CoordinatorConfig(
             lease_s=plan.options.lease, replicas=plan.options.replicas, **plan.coordinator.fields()
         )
-        return cls(apps[0], database, config)
+        return cls(clusters, databases, config)
 
-    def group(self) -> Group:
-        from jm_master.coordinator import Coordinator  # noqa: PLC0415
+    def groups(self) -> list[Group]:
+        from jm_cli.coordinator import coordinator_group  # noqa: PLC0415
 
-        board = HealthBoard("coordinator", "coordinator")
-        process = Coordinator(self.app.nats_config(), self.database, self.app.cluster, self.config, board=board)
-        return Group(process=process, board=board, stops_any_time=True)
+        alone = len(self.clusters) == 1
+        return [
+            coordinator_group(app.nats_config(), self.databases[name], name, self.config, alone=alone)
+            for name, app in self.clusters.items()
+        ]

@@ -229,6 +229,18 @@ class ClusterOptions:
         ),
     ] = None
 
+    def names(self, local: local_env.LocalEnv | None) -> list[str]:
+        """One or several, separated by commas, for commands that serve more than one.
+
+        Raises:
+            UsageError: one comes twice.
+        """
+        names = list(words([self.name(local)]))
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise UsageError(f"cluster {twice!r} is given twice; name each once")
+        return names
+
     def name(self, local: local_env.LocalEnv | None) -> str:
         return self.cluster or (local.cluster if local else None) or DEFAULT_CLUSTER
 
@@ -254,7 +266,8 @@ class PostgresOptions:
         setting(
             "--schema",
             "JM_POSTGRES_SCHEMA",
-            "Schema of the tables; one per cluster in a shared database.",
+            "Schema of the tables; one per cluster in a shared database. {cluster} in it stands for the cluster's "
+            "name, in lower case and with _ for -.",
             metavar="NAME",
         ),
     ] = DEFAULT_SCHEMA

@@ -5,18 +5,26 @@ SELECT value FROM jobmaster.setting WHERE key = $1;
 -- Only where there is none: what is there, then or now, is what counts.
 INSERT INTO jobmaster.setting (key, value) VALUES ($1, $2) ON CONFLICT (key) DO NOTHING;
 
+-- name: find_agent
+-- Whether another agent ($2: all but this key) has this fingerprint.
+SELECT key FROM jobmaster.setting WHERE value = $1 AND key <> $2 AND (key = 'agent' OR key LIKE 'agent.%') LIMIT 1;
+
 -- name: count_unfinished
--- Of recorded jobs: those that lie in a bucket, and all that have not ended.
-SELECT count(*) FILTER (WHERE status > 1) AS in_buckets, count(*) AS unfinished FROM jobmaster.job WHERE status < 4;
+-- Of recorded jobs: those that lie in a bucket of the agent, and all that have not ended.
+SELECT count(*) FILTER (WHERE status > 1 AND left(bucket_id, strpos(bucket_id, '/')) = $1) AS in_buckets,
+       count(*) AS unfinished
+  FROM jobmaster.job WHERE status < 4;
 
 -- name: put_back
--- Up to $2 jobs that lie in a bucket, back to the master at no cost of an attempt; what was asked to be cancelled is
--- cancelled. What had started gets its row in `attempt`; should its worker still be at it, the dispatch fence refuses its outcome.
+-- Up to $2 jobs that lie in a bucket of agent $4 (its prefix, jm_core/agent_names.py), back to the master at no cost of
+-- an attempt; what was asked to be cancelled is cancelled. What had started gets its row in `attempt`; should its worker
+-- still be at it, the dispatch fence refuses its outcome.
 WITH term AS MATERIALIZED (
     SELECT FROM jobmaster.leader WHERE term = $1 FOR SHARE
 ), picked AS MATERIALIZED (
     SELECT id, status, bucket_id FROM jobmaster.job
-     WHERE status IN (2, 3) AND EXISTS (SELECT FROM term) LIMIT $2 FOR UPDATE
+     WHERE status IN (2, 3) AND left(bucket_id, strpos(bucket_id, '/')) = $4 AND EXISTS (SELECT FROM term)
+     LIMIT $2 FOR UPDATE
 ), back AS (
     UPDATE jobmaster.job AS j
        SET status = CASE WHEN j.cancel_requested_at IS NULL THEN 1 ELSE 6 END, bucket_id = NULL,
@@ -37,7 +45,8 @@ SELECT (SELECT count(*) FROM term) AS terms, (SELECT count(*) FROM back) AS jobs
 WITH term AS MATERIALIZED (
     SELECT FROM jobmaster.leader WHERE term = $1 FOR SHARE
 ), out AS (
-    DELETE FROM jobmaster.outbox WHERE EXISTS (SELECT FROM term)
+    DELETE FROM jobmaster.outbox
+     WHERE left(bucket_id, strpos(bucket_id, '/')) = $4 AND EXISTS (SELECT FROM term)
 ), kept AS (
     INSERT INTO jobmaster.setting (key, value) SELECT $2, $3 WHERE EXISTS (SELECT FROM term)
     ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now()

@@ -66,7 +66,8 @@ SELECT (SELECT count(*) FROM term) AS terms, m.outbox_id::text, m.second, m.jobs
 
 -- name: load_outbox
 -- Messages that may never have reached NATS, built again from the rows that are still out under their dispatch number.
--- body NULL: all of them have moved on. $2 NULL: all that are older than $1 seconds; else these. $3: but not these.
+-- body NULL: all of them have moved on. $2 NULL: all that are older than $1 seconds; else these. $3: but not these. $4: of
+-- our agent only (jm_core/agent_names.py).
 SELECT o.outbox_id::text, o.bucket_id, extract(epoch FROM o.deliver_at)::float8 AS deliver_at, m.body
   FROM jobmaster.outbox AS o
  CROSS JOIN LATERAL (
@@ -79,7 +80,7 @@ SELECT o.outbox_id::text, o.bucket_id, extract(epoch FROM o.deliver_at)::float8 
                              AND j.bucket_id = o.bucket_id) AS m
  WHERE CASE WHEN $2::uuid[] IS NULL THEN o.created_at <= now() - $1::float8 * interval '1 second'
             ELSE o.outbox_id = ANY($2) END
-   AND o.outbox_id <> ALL($3::uuid[])
+   AND o.outbox_id <> ALL($3::uuid[]) AND left(o.bucket_id, strpos(o.bucket_id, '/')) = $4
  ORDER BY o.created_at
  LIMIT 50;
 
@@ -87,7 +88,7 @@ SELECT o.outbox_id::text, o.bucket_id, extract(epoch FROM o.deliver_at)::float8 
 DELETE FROM jobmaster.outbox WHERE outbox_id = ANY($1::uuid[]);
 
 -- name: count_in_buckets
--- What lies where, for the ledger: jobs that are due by second 0, later ones by the second in which they are due.
+-- What lies where at our agent, for the ledger: jobs that are due by second 0, later ones by the second in which they are due.
 SELECT bucket_id, CASE WHEN run_at > now() + $1::float8 * interval '1 second'
                        THEN floor(extract(epoch FROM run_at))::bigint ELSE 0 END AS second, count(*) AS jobs
-  FROM jobmaster.job WHERE status IN (2, 3) GROUP BY 1, 2;
+  FROM jobmaster.job WHERE status IN (2, 3) AND left(bucket_id, strpos(bucket_id, '/')) = $2 GROUP BY 1, 2;

@@ -58,15 +58,17 @@ class ClusterSettingsFollower:
         await buckets.replace_lost()
 
     def _take(self, value: bytes | None) -> bool:
-        """False: nothing changes for us."""
+        """False: nothing changes for us. Settings are never taken away: where there are none any more the KV was lost,
+        the leader will write them again, and a passive cluster must not start jobs meanwhile.
+        """
         try:
-            settings = DEFAULT if value is None else decode_settings(value)
+            settings = self._settings if value is None else decode_settings(value)
         except msgspec.DecodeError as error:  # of a newer version
             log.warning("cluster settings cannot be read; the last ones stay", extra={"problem": str(error)})
             return False
         wanted = buckets_wanted(self._lanes, self._config.priorities, self._config.buckets, settings)
         is_news = settings.starts is self._parts.engine.paused or wanted != self._parts.buckets.wanted
-        self._parts.buckets.wanted = wanted
+        self._settings, self._parts.buckets.wanted = settings, wanted
         if settings.starts is self._parts.engine.paused:
             self._say(settings)
             self._parts.engine.pause(on=not settings.starts)

@@ -141,7 +141,7 @@ BAD = [
     (["two_apps:one", "--processes", "0"], "--processes"),
     (["two_apps:one", "--processes", "2", "--slots", "0"], "slots"),
     (["two_apps:one", "two_apps:two", "--name", "x" * 39], "worker"),
-    (["jm_cli.example:jm", "two_apps:one", "--mode", "full", "--dsn", "postgresql://h/d"], "one cluster"),
+    (["jm_cli.example:jm", "two_apps:one", "--mode", "full", "--dsn", "postgresql://h/d"], "{cluster}"),
 ]
 
 

@@ -239,24 +239,32 @@ async def test_a_change_that_cannot_be_is_refused_and_changes_nothing(bench, sql
 
 
 async def test_settings_come_back_into_a_kv_that_lost_them_and_what_another_leader_wrote_is_followed(
-    bench, sql, leading
+    bench, sql, leading, shop
 ):
     kv = CasKv(bench.link, bench.names.cluster_kv)
     await set_mode(bench, "passive")
     entry = await kv.get(KEY)
-    await kv.delete(KEY, revision=entry.revision)
-
-    async def there_again():
-        found = await kv.get(KEY)
-        return found is not None and found.value == entry.value
-
-    await wait_until(there_again, what="the settings back in the KV")
+    async with working(shop.app) as worker:
+        engine, pauses = worker._parts.engine, []
+        engine.pause = lambda *, on: pauses.append(on)
+        await kv.delete(KEY, revision=entry.revision)
+        await there_is_again(kv, entry.value)
+        assert engine.paused
+        assert pauses == [], "a passive cluster starts nothing while its KV is empty"
     settings = ClusterSettings(disabled=("high",), revision=9)
     await sql.value("UPDATE setting SET value = $1 WHERE key = 'cluster'", wire.encode(settings).decode())
     await wait_until(lambda: leading.registry.view.cluster == settings, what="the other leader's change")
     await sql.value("UPDATE setting SET value = 'garbage' WHERE key = 'cluster'")
     await set_mode(bench, "active")  # over what cannot be read, from what was known last
     assert leading.registry.view.cluster.disabled == ("high",)
+
+
+async def there_is_again(kv, value):
+    async def look():
+        found = await kv.get(KEY)
+        return found is not None and found.value == value
+
+    await wait_until(look, what="the settings back in the KV")
 
 
 # -- priorities

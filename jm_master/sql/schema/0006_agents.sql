@@ -21,5 +21,5 @@ CREATE UNIQUE INDEX leader_term ON jobmaster.leader (term) WHERE term > 0;
 CREATE TABLE jobmaster.agent_state (
     agent   text        PRIMARY KEY,
     seen_at timestamptz NOT NULL DEFAULT now(),
-    routes  jsonb       NOT NULL DEFAULT '[]'         -- [[lane, priority], ...] that its workers serve
+    serves  jsonb       NOT NULL                      -- lanes and priorities, and handlers: jm_master.agents.Serves
 );

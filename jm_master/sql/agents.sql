@@ -1,0 +1,39 @@
+-- name: say_agent
+-- That we lead, and what our workers serve; $3 NULL: as before.
+WITH term AS MATERIALIZED (
+    SELECT FROM jobmaster.leader WHERE term = $1 FOR SHARE
+), said AS (
+    INSERT INTO jobmaster.agent_state (agent, serves) SELECT $2, coalesce($3::jsonb, '{"routes": [], "handlers": {}}')
+     WHERE EXISTS (SELECT FROM term)
+    ON CONFLICT (agent) DO UPDATE SET seen_at = now(), serves = coalesce($3::jsonb, agent_state.serves)
+)
+SELECT count(*) AS terms FROM term;
+
+-- name: load_other_agents
+SELECT agent, serves::text, seen_at > now() - $2::float8 * interval '1 second' AS is_live
+  FROM jobmaster.agent_state WHERE agent <> $1 ORDER BY agent;
+
+-- name: is_agent_live
+SELECT EXISTS (SELECT FROM jobmaster.agent_state WHERE agent = $1 AND seen_at > now() - $2::float8 * interval '1 second');
+
+-- name: list_agents
+SELECT l.agent, l.term, l.holder, s.seen_at, coalesce(j.jobs, 0) AS jobs_in_buckets
+  FROM jobmaster.leader AS l
+  LEFT JOIN jobmaster.agent_state AS s ON s.agent = l.agent
+  LEFT JOIN (SELECT CASE WHEN strpos(bucket_id, '/') = 0 THEN 'main' ELSE left(bucket_id, strpos(bucket_id, '/') - 1) END
+                    AS agent, count(*) AS jobs
+               FROM jobmaster.job WHERE status IN (2, 3) GROUP BY 1) AS j ON j.agent = l.agent
+ ORDER BY l.agent;
+
+-- name: forget_agent
+WITH state AS (
+    DELETE FROM jobmaster.agent_state WHERE agent = $1
+), out AS (
+    DELETE FROM jobmaster.outbox WHERE left(bucket_id, strpos(bucket_id, '/')) = $2
+), mark AS (
+    INSERT INTO jobmaster.setting (key, value) VALUES ($3, $4)
+    ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now()
+)
+INSERT INTO jobmaster.cluster_change (changed_by, reason, before, after)
+SELECT $5, $6, s.value, s.value
+  FROM (SELECT coalesce((SELECT value FROM jobmaster.setting WHERE key = 'cluster'), '{}')::jsonb AS value) AS s;
