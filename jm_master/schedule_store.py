@@ -89,7 +89,9 @@ class Held:
         self, spec: ScheduleSpec, *, by: str, reason: str = "", digest: str | None = None, same_recurrence: bool
     ) -> None:
         why = _why(self.name, "changed", by, reason)
-        await self._take_back(self.now, by=by, why=why, keep_late=same_recurrence)
+        # What came to pass while it was done is no gap to be made up for.
+        keep_late = same_recurrence and self.state is not ScheduleState.DONE
+        await self._take_back(self.now, by=by, why=why, keep_late=keep_late)
         await self._execute("change_spec", self.name, by, digest, *columns_of(spec))
 
     async def drop_queued(self, reason: SkipReason) -> None:

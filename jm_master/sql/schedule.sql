@@ -46,7 +46,9 @@ UPDATE jobmaster.schedule AS s
 -- name: change_spec
 UPDATE jobmaster.schedule
    SET updated_by = $2, updated_at = now(), revision = revision + 1, error = NULL,
-       state = CASE WHEN state IN ('disabled', 'done') THEN 'active' ELSE state END, digest = coalesce($3, digest),
+       state = CASE WHEN state IN ('disabled', 'done') THEN 'active' ELSE state END,
+       floor_at = CASE WHEN state = 'disabled' THEN clock_timestamp() ELSE floor_at END,
+       floor_reason = CASE WHEN state = 'disabled' THEN 'disabled' ELSE floor_reason END, digest = coalesce($3, digest),
        kind = $4, expr = $5, zone = $6, handler = $7, args = $8::jsonb, lane = $9, priority = $10, max_attempts = $11,
        timeout_s = $12, metadata = $13::jsonb, unique_key = $14, misfire = $15, misfire_limit = $16, misfire_window_s = $17,
        overlap = $18, jitter_s = $19, starts_at = $20, ends_at = $21, max_runs = $22
