@@ -107,6 +107,7 @@ class JobQuery(Struct, omit_defaults=True):
     priority: str | None = None
     before_id: str | None = None
     limit: int = 50
+    schedule: str | None = None
 
 
 class JobView(Struct, omit_defaults=True):
@@ -142,6 +143,8 @@ class JobView(Struct, omit_defaults=True):
     cancelled_by: str | None = None
     cancel_reason: str | None = None
     waits: str | None = None  # why it has not started although it is due; of one job, not in lists
+    schedule: str | None = None  # that made it,
+    occurrence: datetime | None = None  # for this instant; None: a run-now
 
 
 class JobList(Struct):

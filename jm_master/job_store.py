@@ -62,6 +62,7 @@ class JobStore:
             None if query.before_id is None else parse_job_id(query.before_id),
             limit + 1,
             CUT_CHARS,
+            query.schedule,
         )
         return JobList([_job(row) for row in rows[:limit]], more=len(rows) > limit)
 
@@ -146,6 +147,8 @@ def _job(row: asyncpg.Record) -> JobView:
         cancel_requested_at=row["cancel_requested_at"],
         cancelled_by=row["cancelled_by"],
         cancel_reason=row["cancel_reason"],
+        schedule=row["schedule"],
+        occurrence=row["occurrence"],
     )
 
 

@@ -93,14 +93,10 @@ class SaveStore:
         early = self._ahead.among(batch.parts) if self._ahead is not None else []
         if self._ahead is not None and early:
             async with self._database.connection() as connection, connection.transaction():
-                row = await connection.fetchrow(
-                    self._sql["save_jobs"], self._term, *_arguments(batch, self._database.prefix)
-                )
+                row = await connection.fetchrow(self._sql["save_jobs"], self._term, *arguments)
                 await self._ahead.cancel_saved(connection, early)
         else:
-            row = await self._database.fetchrow(
-                self._sql["save_jobs"], self._term, *_arguments(batch, self._database.prefix)
-            )
+            row = await self._database.fetchrow(self._sql["save_jobs"], self._term, *arguments)
         assert row is not None
         if not row["terms"]:
             return TermLost()

@@ -3,6 +3,7 @@
 from jm_nats import JobMaster, JobContext, Priority
 """
 
+from jm_core.api_schedules import MisfirePolicy, OverlapPolicy
 from jm_core.errors import (
     ClusterUnknownError,
     DuplicateJobError,
@@ -46,10 +47,12 @@ __all__ = [
     "JobHandle",
     "JobMaster",
     "JobProgress",
+    "MisfirePolicy",
     "NatsConfig",
     "NoRetry",
     "NoSuchJobError",
     "OnConflict",
+    "OverlapPolicy",
     "Priority",
     "Receipt",
     "ReceiptTimeoutError",
