@@ -34,6 +34,7 @@ from jm_nats.handlers import CheckedJob
 from jm_nats.packer import Packer, encode_message, message_chunks
 from jm_nats.publisher import JetPublisher
 from jm_nats.receipts import ReceiptInbox
+from jm_nats.schedule_client import ScheduleClient
 from jm_nats.subjects import Names
 
 Wait = Literal["queued", "recorded"]
@@ -166,6 +167,11 @@ class JobClient:
     def api(self) -> ApiClient:
         """The coordinator's other operations: lists, attempts, rejected, counts."""
         return self._open().api
+
+    @property
+    def schedules(self) -> ScheduleClient:
+        """Recurring jobs: add, list, edit, pause, resume, run now, delete."""
+        return ScheduleClient(self._open().api)
 
     @property
     def link(self) -> NatsLink:

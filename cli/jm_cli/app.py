@@ -5,7 +5,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from jm_cli import bucket, coordinator, doctor, exits, job, migrate, rejected, submit, top, up, worker
+from jm_cli import bucket, coordinator, doctor, exits, job, migrate, rejected, schedule, submit, top, up, worker
 from jm_cli.demo import command as demo
 from jm_cli.options import expanded
 from jm_cli.redaction import learn_environment
@@ -51,6 +51,7 @@ up.add_to(app)
 demo.add_to(app)
 submit.add_to(app)
 job.add_to(app)
+schedule.add_to(app)
 rejected.add_to(app)
 migrate.add_to(app)
 doctor.add_to(app)

@@ -12,12 +12,16 @@ from jm_core.errors import (
     ClusterUnknownError,
     InvalidJobError,
     InvalidNameError,
+    InvalidScheduleError,
     InvalidSettingError,
     JmError,
     JobFailedError,
     NoSuchJobError,
+    NoSuchScheduleError,
     RejectedError,
     ResultTimeoutError,
+    ScheduleConflictError,
+    ScheduleRefusedError,
 )
 
 
@@ -45,8 +49,8 @@ MEANING: Final = {
     ExitCode.NATS: "NATS cannot be reached or used",
     ExitCode.POSTGRES: "Postgres cannot be reached or used",
     ExitCode.NO_COORDINATOR: "no coordinator answers, or it cannot write to Postgres",
-    ExitCode.NOT_FOUND: "no such job, rejected message, worker, bucket or cluster",
-    ExitCode.OUTCOME: "a job failed, was rejected, or had not ended in time",
+    ExitCode.NOT_FOUND: "no such job, schedule, rejected message, worker, bucket or cluster",
+    ExitCode.OUTCOME: "a job failed, was rejected, or had not ended in time; a change of a schedule was refused",
     ExitCode.NO_WORKER: "`jm doctor`: all is well, but no worker is alive; `jm worker`: it is gone, does not "
     "answer, or refuses",
     ExitCode.ALREADY_RUNNING: "`jm up` runs already on this data",
@@ -127,6 +131,9 @@ def _codes() -> list[tuple[tuple[type[BaseException], ...], ExitCode]]:
         ((NoCoordinatorError, ReceiptTimeoutError), ExitCode.NO_COORDINATOR),
         ((NoSuchJobError, ClusterUnknownError), ExitCode.NOT_FOUND),
         ((NoSuchWorkerError, WorkerRefusedError), ExitCode.NO_WORKER),
+        ((NoSuchScheduleError,), ExitCode.NOT_FOUND),
+        ((ScheduleConflictError,), ExitCode.OUTCOME),
+        ((InvalidScheduleError, ScheduleRefusedError), ExitCode.USAGE),
         ((JobFailedError, RejectedError, ResultTimeoutError), ExitCode.OUTCOME),
         ((InvalidJobError, InvalidNameError, InvalidSettingError), ExitCode.USAGE),
         ((LeaseConflictError, PayloadTooLargeError, WorkerNameTakenError), ExitCode.USAGE),

@@ -113,7 +113,7 @@ def submit(
         "max_attempts": max_attempts,
         "timeout_s": None if timeout is None else parse_delay(timeout, "--timeout"),
         "unique_key": unique_key,
-        "metadata": _metadata(meta),
+        "metadata": metadata_of(meta),
         "id": job_id,
     }
     if file is not None:
@@ -157,10 +157,10 @@ def _job(handler: str, args: str | None, fields: dict[str, Any]) -> "Submission"
     """
     from jm_nats.client import submission  # noqa: PLC0415
 
-    return submission(handler, _raw_args(args), **fields)
+    return submission(handler, raw_args(args), **fields)
 
 
-def _raw_args(text: str | None) -> Any:
+def raw_args(text: str | None) -> Any:
     """``text`` as it is, once it is known to be one JSON value: digits and key order are the caller's."""
     import msgspec  # noqa: PLC0415
 
@@ -179,7 +179,7 @@ def _raw_args(text: str | None) -> Any:
         ) from None
 
 
-def _metadata(given: list[str] | None) -> dict[str, str] | None:
+def metadata_of(given: list[str] | None) -> dict[str, str] | None:
     pairs = [text.partition("=") for text in given or []]
     for key, equals, _ in pairs:
         if not key or not equals:

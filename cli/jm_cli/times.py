@@ -22,7 +22,7 @@ def parse_delay(text: str, option: str) -> float:
     return float(found[1]) * _UNITS[found[2]]
 
 
-def parse_instant(text: str) -> datetime:
+def parse_instant(text: str, option: str = "--at") -> datetime:
     """An RFC 3339 time with an offset.
 
     Raises:
@@ -32,9 +32,9 @@ def parse_instant(text: str) -> datetime:
         at = datetime.fromisoformat(text.strip().upper())
     except ValueError:
         remedy = "write it like 2030-01-01T09:00:00+01:00, or with Z for UTC"
-        raise InvalidJobError("--at", f"{text[:40]!r} is no time", remedy=remedy) from None
+        raise InvalidJobError(option, f"{text[:40]!r} is no time", remedy=remedy) from None
     if at.tzinfo is None:
-        raise InvalidJobError("--at", f"{text!r} has no UTC offset", remedy=f"write {_with_offset(at)}")
+        raise InvalidJobError(option, f"{text!r} has no UTC offset", remedy=f"write {_with_offset(at)}")
     return at
 
 
