@@ -15,14 +15,17 @@ from jm_core.api_schedules import MisfirePolicy, OverlapPolicy, SkipReason
 GRACE_S: Final = 30.0
 """An instant that is decided no later than this is on time: a change of leaders is no gap. Otherwise all instants up to
 now are one gap, for the misfire policy."""
-AHEAD_S: Final = 300.0  # beyond the transient threshold
-LEAD_S: Final = 60.0  # a plan that reaches less far beyond the threshold is continued
+AHEAD_SHARE: Final = 1.5  # of the transient threshold: so far ahead is planned, at least AHEAD_MIN_S
+LEAD_SHARE: Final = 1.1  # a plan that reaches less far is continued
+AHEAD_MIN_S: Final = 60.0  # more than a change of leaders takes
+LEAD_MIN_S: Final = 45.0
 COUNT_MAX: Final = 12_000  # missed instants counted one by one: eight days of minutes; then `more`
 SEARCH_MAX: Final = 2_000
 UNLIMITED: Final = 1_000_000_000
 JITTER_BITS: Final = 62
 
-assert LEAD_S < AHEAD_S
+assert 1 < LEAD_SHARE < AHEAD_SHARE
+assert LEAD_MIN_S < AHEAD_MIN_S
 
 
 class Instants(Protocol):
@@ -71,6 +74,12 @@ class Reach(Struct, frozen=True):
     lead_s: float  # what is planned should reach at least so far
     jobs_max: int
     count_max: int = COUNT_MAX
+
+
+def reach_for(threshold_s: float, *, jobs_max: int, count_max: int = COUNT_MAX) -> Reach:
+    """So that what may lie in buckets is always planned: ``threshold_s`` is how early a job may get there."""
+    ahead_s = max(AHEAD_SHARE * threshold_s, AHEAD_MIN_S)
+    return Reach(ahead_s, max(LEAD_SHARE * threshold_s, LEAD_MIN_S), jobs_max, count_max)
 
 
 class Skip(Struct, frozen=True):

@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from jm_core.api_schedules import ScheduleSpec
+
 
 class Holds(Struct, tag="holds", tag_field="op"):
     """Which of these dispatches of ``bucket`` do you hold, run, or have still to report?"""
@@ -46,7 +48,13 @@ class Status(Struct, tag="status", tag_field="op"):
     """What are you doing?"""
 
 
-Request = Holds | OpenFallback | Retire | Drain | Stop | Status
+class Declared(Struct, tag="declared", tag_field="op"):
+    """Which schedules does your code declare? Those from place ``start`` on, as many as one answer holds."""
+
+    start: int = 0
+
+
+Request = Holds | OpenFallback | Retire | Drain | Stop | Status | Declared
 
 
 class RunningJob(Struct, omit_defaults=True):
@@ -74,6 +82,8 @@ class Answer(Struct, omit_defaults=True):
     held: list[str] = []  # to Holds: job ids
     bucket: str = ""  # to OpenFallback
     status: WorkerStatus | None = None
+    schedules: list[ScheduleSpec] = []  # to Declared
+    more: bool = False  # there are others behind them
 
 
 decode_request: Any = msgspec.json.Decoder(Request).decode

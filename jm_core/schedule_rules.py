@@ -103,12 +103,9 @@ def check_spec(
     Raises:
         InvalidScheduleError, InvalidJobError, InvalidNameError: naming field, problem, limit and remedy.
     """
-    check_schedule_name(spec.name)
-    check_numbers(spec)
-    recurrence = recurrence_of(spec, now, cluster_zone)
-    _check_handler(spec.handler, known)
-    job_of(spec, handlers, ClusterDefaults())
-    _check_window(spec, now)
+    recurrence = _check_shape(spec, now, cluster_zone, handlers, known)
+    if spec.ends_at is not None and spec.ends_at <= now:
+        raise _invalid("ends_at", f"{spec.ends_at} has passed, so it would never fire", "set a later end, or none")
     since = now if spec.starts_at is None or spec.starts_at <= now else just_before(spec.starts_at)
     check_fires(recurrence, since)
     instants = upcoming(recurrence, since, GAPS_LOOKED_AT, until=spec.ends_at)
@@ -119,6 +116,33 @@ def check_spec(
             "set a later end, or none",
         )
     _check_jitter(spec.jitter_s, instants)
+    return recurrence
+
+
+def check_declaration(spec: ScheduleSpec, *, now: datetime, zone: str, defaults: HandlerDefaults | None) -> None:
+    """``check_spec`` for a declaration in code, which stays right when its end has passed: a worker must still start.
+
+    Raises:
+        as ``check_spec``.
+    """
+    recurrence = _check_shape(spec, now, zone, {spec.handler: defaults} if defaults else {}, None)
+    _check_jitter(spec.jitter_s, upcoming(recurrence, now, GAPS_LOOKED_AT))
+
+
+def _check_shape(
+    spec: ScheduleSpec,
+    now: datetime,
+    cluster_zone: str,
+    handlers: Mapping[str, HandlerDefaults],
+    known: Collection[str] | None,
+) -> Recurrence:
+    """What does not depend on the time."""
+    check_schedule_name(spec.name)
+    check_numbers(spec)
+    _check_window(spec)
+    recurrence = recurrence_of(spec, now, cluster_zone)
+    _check_handler(spec.handler, known)
+    job_of(spec, handlers, ClusterDefaults())
     return recurrence
 
 
@@ -184,7 +208,7 @@ def check_numbers(spec: ScheduleSpec) -> None:
         raise _invalid("max_runs", f"{spec.max_runs} is outside 1 to {MAX_RUNS_MAX}", "leave it out for no limit")
 
 
-def _check_window(spec: ScheduleSpec, now: datetime) -> None:
+def _check_window(spec: ScheduleSpec) -> None:
     for name, instant in (("starts_at", spec.starts_at), ("ends_at", spec.ends_at)):
         if instant is None:
             continue
@@ -193,12 +217,8 @@ def _check_window(spec: ScheduleSpec, now: datetime) -> None:
         if not limits.RUN_AT_YEAR_MIN <= instant.year <= limits.RUN_AT_YEAR_MAX:
             bounds = f"{limits.RUN_AT_YEAR_MIN} to {limits.RUN_AT_YEAR_MAX}"
             raise _invalid(name, f"year {instant.year} is outside {bounds}", "leave it out for none")
-    if spec.ends_at is None:
-        return
-    if spec.starts_at is not None and spec.starts_at > spec.ends_at:
+    if spec.starts_at is not None and spec.ends_at is not None and spec.starts_at > spec.ends_at:
         raise _invalid("ends_at", f"{spec.ends_at} is before the start {spec.starts_at}", "swap them")
-    if spec.ends_at <= now:
-        raise _invalid("ends_at", f"{spec.ends_at} has passed, so it would never fire", "set a later end, or none")
 
 
 def _check_jitter(jitter_s: float, instants: list[datetime]) -> None:

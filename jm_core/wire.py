@@ -222,6 +222,7 @@ class WorkerRecord(Struct, frozen=True):
     draining: list[str] = []  # buckets that it has adopted
     priorities: list[int] = []  # that it serves
     pid_space: str = ""  # boot and namespace in which the pid means something
+    schedules: str = ""  # digest of all that its code declares (jm_core.static_schedules); empty: nothing
 
 
 encode = msgspec.json.Encoder().encode

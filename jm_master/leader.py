@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from jm_core.static_schedules import Patience
 from jm_master.assign import Assigner
+from jm_master.declaration_store import DeclarationStore
+from jm_master.declarations import Declarations
 from jm_master.dispatch_store import DispatchStore
 from jm_master.fallback import FallbackDuty
 from jm_master.job_store import JobStore
@@ -118,6 +121,7 @@ class Leader:
                     "fallback": fallback.run,
                     "reconciler": reconciler.run,
                     "planner": self._planner(term).run,
+                    "declarations": self._declarations(term).run,
                     "hints": partial(follow_hints, self._link, self._names, reconciler),
                 }
                 for name, work in duties.items():
@@ -245,10 +249,27 @@ class Leader:
     def _service(self, fallback: FallbackDuty, term: Term) -> Service:
         store = JobStore(self._database)
         schedules = ScheduleService(
-            self._schedule_store(term), self._registry.view, zone=self._config.schedule_zone, assign=self._assign
+            self._schedule_store(term),
+            self._registry.view,
+            zone=self._config.schedule_zone,
+            inactive_s=self._config.schedule_inactive_s,
+            assign=self._assign,
         )
         more = schedules.operations()
         return Service(self._link, self._names, store, self._waiters, unserved=fallback.unserved, more=more)
+
+    def _declarations(self, term: Term) -> Declarations:
+        patience = Patience(self._config.schedule_idle_s, self._config.schedule_inactive_s)
+        return Declarations(
+            self._database,
+            DeclarationStore(self._database, term),
+            self._schedule_store(term),
+            self._registry.view,
+            self._rpc,
+            watch=self._watch,
+            patience=patience,
+            zone=self._config.schedule_zone,
+        )
 
     def _schedule_store(self, term: Term) -> ScheduleStore:
         return ScheduleStore(self._database, term, on_change=self._plan.set)

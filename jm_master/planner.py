@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -16,7 +17,7 @@ import anyio.lowlevel
 from jm_core import limits
 from jm_core.ids import occurrence_id
 from jm_core.intake import ClusterDefaults
-from jm_core.planning import AHEAD_S, COUNT_MAX, LEAD_S, Reach, decide, due_at
+from jm_core.planning import COUNT_MAX, Reach, decide, due_at, reach_for
 from jm_core.schedule_rules import check_numbers, check_schedule_name, job_of, recurrence_of, rules_of
 from jm_master.pg_errors import RowRefusedError
 from jm_master.plan_store import Planned
@@ -91,8 +92,8 @@ class Planner:
         self._cluster = cluster
         self._zone = zone
         self._idle_s = IDLE_POLLS * poll_s
-        self._ahead_s = threshold_s + AHEAD_S
-        self._lead_s = threshold_s + LEAD_S
+        self._threshold_s = threshold_s
+        self._soon = datetime.min.replace(tzinfo=UTC)  # what is due by then need not wait for the assigner's next look
         self._forget_at_s = time.monotonic() + FORGET_EVERY_S
 
     async def run(self) -> None:
@@ -114,8 +115,8 @@ class Planner:
         """One pass over what is due; how many schedules that were."""
         rows = await self._database.ride_out(lambda: self._store.load_due(BATCH_MAX))
         if rows:
-            batch = await self._decide_all(rows)
-            await self._commit(batch)
+            self._soon = rows[0]["now"] + timedelta(seconds=limits.SCHEDULE_LEAD_S)
+            await self._commit(await self._decide_all(rows))
         return len(rows)
 
     async def _decide_all(self, rows: Sequence[asyncpg.Record]) -> list[Planned]:
@@ -125,7 +126,8 @@ class Planner:
         for row in rows:
             count_max = min(max(STEPS_MAX - steps, STEPS_EACH_MIN), COUNT_MAX)
             try:
-                planned = self._decide(row, Reach(self._ahead_s, self._lead_s, jobs_each, count_max))
+                reach_ = reach_for(self._threshold_s, jobs_max=jobs_each, count_max=count_max)
+                planned = self._decide(row, reach_)
             except Exception as error:  # noqa: BLE001 - whatever it is, it costs this schedule and no other
                 await self._disable(row["name"], row["plan_no"], error)
                 continue
@@ -164,7 +166,8 @@ class Planner:
             raise LostTermError(self._term)
         reach("plan.after_commit")
         telemetry.jobs_planned(len(answer.made))
-        self._assign.set()
+        if any(planned.due and min(planned.due) <= self._soon for planned in batch):
+            self._assign.set()
 
     async def _commit_apart(self, batch: Sequence[Planned], refused: RowRefusedError) -> None:
         """Something in the batch can never be stored: find whose it is, by halves, and disable that one alone."""

@@ -53,13 +53,15 @@ class ScheduleService:
 
     Args:
         zone: of schedules that name none.
+        inactive_s: what no code has declared for so long may be deleted.
         assign: woken when a job is due at once.
     """
 
-    def __init__(self, store: ScheduleStore, view: RegistryView, *, zone: str, assign: Wake) -> None:
+    def __init__(self, store: ScheduleStore, view: RegistryView, *, zone: str, inactive_s: float, assign: Wake) -> None:
         self._store = store
         self._view = view
         self._zone = zone
+        self._inactive_s = inactive_s
         self._assign = assign
         self._turns = anyio.Semaphore(AT_ONCE_MAX)
 
@@ -188,7 +190,7 @@ class ScheduleService:
         last = await self._view_of(request.name)
         async with self._store.hold(request.name, ScheduleWrite("delete", request.name, by, reason)) as found:
             held = _existing(found, request.name)
-            if held.row["origin"] == Origin.STATIC.value and held.state is not ScheduleState.INACTIVE:
+            if held.row["origin"] == Origin.STATIC.value and not self._is_out_of_code(held):
                 raise RefusedError(
                     "conflict",
                     f"schedule {request.name!r} is declared in code and would come back; take the declaration out, "
@@ -213,6 +215,11 @@ class ScheduleService:
                     raise RefusedError("conflict", f"no job was made of schedule {request.name!r}: {problem}")
         self._assign.set()
         return api.RunNowReply(job_id)
+
+    def _is_out_of_code(self, held: Held) -> bool:
+        """A paused one stays paused when its code goes."""
+        unseen_s: float | None = held.row["unseen_s"]
+        return held.state is ScheduleState.INACTIVE or unseen_s is None or unseen_s > self._inactive_s
 
     def _job(self, spec: ScheduleSpec, request: api.RunNow, job_id: str) -> NewJob:
         if request.args is not None:

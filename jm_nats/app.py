@@ -1,17 +1,19 @@
 """The application object: a cluster's name, its handlers, and where its NATS is."""
 
 import os
-from collections.abc import Callable, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 from jm_core import limits
+from jm_core.api_schedules import MisfirePolicy, OverlapPolicy, ScheduleSpec
 from jm_core.errors import InvalidSettingError
 from jm_core.model import DEFAULT_LANE, Priority
 from jm_core.retry import DEFAULT_BACKOFF, Backoff, Delays, Exponential, Fixed
 from jm_nats.client import JobClient
 from jm_nats.config import NatsConfig
 from jm_nats.handlers import Executor, Handler
+from jm_nats.schedules import declared, seconds
 from jm_nats.subjects import Names
 
 
@@ -32,6 +34,7 @@ class JobMaster:
         self.names = Names(cluster)
         self.cluster = cluster
         self.handlers: dict[str, Handler] = {}
+        self.schedules: dict[str, ScheduleSpec] = {}
         self._servers = (servers,) if isinstance(servers, str) else servers
         self._nats = nats
 
@@ -101,6 +104,86 @@ class JobMaster:
                 exclusive=exclusive,
             )
             self.handlers[name] = handler
+            return handler
+
+        return register
+
+    def schedule(
+        self,
+        *,
+        cron: str | None = None,
+        every: str | float | timedelta | None = None,
+        rrule: str | None = None,
+        plain: str | None = None,
+        zone: str | None = None,
+        name: str | None = None,
+        args: Mapping[str, Any] | None = None,
+        lane: str | None = None,
+        priority: Priority | None = None,
+        max_attempts: int | None = None,
+        timeout: float | timedelta | None = None,
+        unique_key: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        misfire: MisfirePolicy | str = MisfirePolicy.RUN_ONCE,
+        misfire_limit: int = 10,
+        misfire_window: float | timedelta | None = None,
+        overlap: OverlapPolicy | str = OverlapPolicy.ALLOW,
+        jitter: float | timedelta = 0.0,
+        starts_at: datetime | None = None,
+        ends_at: datetime | None = None,
+        max_runs: int | None = None,
+    ) -> Callable[[Handler], Handler]:
+        """Run the handler below on a schedule. Several may be stacked.
+
+        Written as::
+
+            @jm.schedule(cron="0 9 * * 1-5", zone="Europe/Berlin", args={"region": "eu"})
+            @jm.handler("report")
+            async def report(region: str) -> None: ...
+
+        The schedule exists while workers with this code do: it appears and changes with it, and an hour after the last
+        of them it is inactive (``jm_core.static_schedules`` has the rule for different versions side by side). An
+        operator may pause it, which outlives redeploys.
+
+        Args:
+            cron, every, rrule, plain: the expression, exactly one; ``every`` also as seconds or ``timedelta``.
+            zone: IANA name; by default the cluster's.
+            name: unique in the cluster; by default the handler's name.
+            args: for the handler, checked against its signature.
+            lane, priority, max_attempts, timeout: by default the handler's.
+            misfire, misfire_limit, misfire_window, overlap: ``jm_core.api_schedules`` says what each policy does.
+            jitter: each job is delayed by 0 to so many seconds.
+
+        Raises:
+            InvalidSettingError: at import, naming the schedule, with the expression's own error.
+        """
+
+        def register(handler: Handler) -> Handler:
+            spec = declared(
+                handler,
+                name=name,
+                kinds={"cron": cron, "every": every, "rrule": rrule, "plain": plain},
+                args=args,
+                priority=priority,
+                misfire=misfire,
+                overlap=overlap,
+                zone=zone,
+                lane=lane,
+                max_attempts=max_attempts,
+                timeout_s=seconds(timeout),
+                unique_key=unique_key,
+                metadata=None if metadata is None else dict(metadata),
+                misfire_limit=misfire_limit,
+                misfire_window_s=seconds(misfire_window),
+                jitter_s=seconds(jitter) or 0.0,
+                starts_at=starts_at,
+                ends_at=ends_at,
+                max_runs=max_runs,
+            )
+            if spec.name in self.schedules:
+                other = self.schedules[spec.name].handler
+                raise InvalidSettingError(f"schedule {spec.name!r} is declared for {other!r} already; give it a name")
+            self.schedules[spec.name] = spec
             return handler
 
         return register

@@ -22,9 +22,10 @@ SELECT s.name, s.schedule_id::text, s.kind, s.expr, s.zone, s.handler, s.args::t
 
 -- name: next_look
 -- Seconds until the next schedule is to be looked at (NULL: there is none), and whether an instant is queued.
-SELECT extract(epoch FROM (
-           SELECT coalesce(plan_at, '-infinity') FROM jobmaster.schedule WHERE state IN ('active', 'idle')
-            ORDER BY coalesce(plan_at, '-infinity') LIMIT 1) - now())::float8 AS in_s,
+SELECT (SELECT CASE WHEN first.at = '-infinity' THEN 0 WHEN first.at < 'infinity'
+                    THEN extract(epoch FROM first.at - now())::float8 END
+          FROM (SELECT coalesce(plan_at, '-infinity') AS at FROM jobmaster.schedule WHERE state IN ('active', 'idle')
+                 ORDER BY coalesce(plan_at, '-infinity') LIMIT 1) AS first) AS in_s,
        EXISTS (SELECT FROM jobmaster.schedule WHERE queued_at IS NOT NULL AND state IN ('active', 'idle', 'done')) AS queued;
 
 -- name: commit_plans

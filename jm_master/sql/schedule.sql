@@ -3,17 +3,20 @@
 SELECT FROM jobmaster.leader WHERE term = $1 FOR SHARE;
 
 -- name: insert_schedule
-INSERT INTO jobmaster.schedule (name, state, origin, created_by, updated_by, digest, seen_at, paused_by,
+INSERT INTO jobmaster.schedule (name, state, origin, created_by, updated_by, digest, paused_by,
                                 kind, expr, zone, handler, args, lane, priority, max_attempts, timeout_s, metadata,
                                 unique_key, misfire, misfire_limit, misfire_window_s, overlap, jitter_s, starts_at, ends_at,
                                 max_runs)
-VALUES ($1, $2, $3, $4, $4, $5, CASE WHEN $5::text IS NOT NULL THEN now() END, CASE WHEN $2 = 'paused' THEN $4 END,
+VALUES ($1, $2, $3, $4, $4, $5, CASE WHEN $2 = 'paused' THEN $4 END,
         $6, $7, $8, $9, $10::jsonb, $11, $12, $13, $14, $15::jsonb, $16, $17, $18, $19, $20, $21, $22, $23, $24)
 ON CONFLICT (name) DO NOTHING
 RETURNING name;
 
 -- name: lock_schedule
-SELECT s.*, clock_timestamp() AS now FROM jobmaster.schedule AS s WHERE s.name = $1 FOR UPDATE;
+SELECT s.*, clock_timestamp() AS now,
+       (SELECT extract(epoch FROM clock_timestamp() - max(v.last_seen_at))::float8
+          FROM jobmaster.schedule_version AS v WHERE v.name = s.name) AS unseen_s
+  FROM jobmaster.schedule AS s WHERE s.name = $1 FOR UPDATE;
 
 -- name: withdraw
 -- The schedule's jobs that are planned and not started, of instants after $2 (NULL: all), are taken back: those on the
@@ -104,7 +107,7 @@ SELECT (SELECT schedule FROM jobmaster.job WHERE id = $1) AS same_of,
 -- name: get_schedule
 -- With how many of its jobs are due or running, how many wait for their instant, and which ran last.
 SELECT s.*, clock_timestamp() AS now, open.unfinished, open.ahead, ran.at AS ran_at,
-       (SELECT v.error FROM jobmaster.schedule_version AS v WHERE v.name = s.name AND v.error IS NOT NULL LIMIT 1) AS note
+       code.seen_at, code.note
   FROM jobmaster.schedule AS s
  CROSS JOIN LATERAL (
     SELECT count(*) FILTER (WHERE occurrence IS NULL OR occurrence <= now()) AS unfinished,
@@ -114,16 +117,20 @@ SELECT s.*, clock_timestamp() AS now, open.unfinished, open.ahead, ran.at AS ran
     SELECT max(occurrence) AS at FROM (
         SELECT occurrence FROM jobmaster.job AS j
          WHERE j.schedule = s.name AND j.occurrence <= now() AND j.status <> 6 ORDER BY occurrence DESC LIMIT 1) AS last) AS ran
+ CROSS JOIN LATERAL (
+    SELECT max(v.last_seen_at) AS seen_at,
+           max(v.error) FILTER (WHERE v.last_seen_at > now() - interval '1 day') AS note
+      FROM jobmaster.schedule_version AS v WHERE v.name = s.name) AS code
  WHERE s.name = $1;
 
 -- name: list_schedules
 -- Without arguments and metadata: a page has to fit one message.
 SELECT s.name, s.kind, s.expr, s.zone, s.handler, '{}' AS args, s.lane, s.priority, s.max_attempts, s.timeout_s,
        NULL AS metadata, s.unique_key, s.misfire, s.misfire_limit, s.misfire_window_s, s.overlap, s.jitter_s, s.starts_at,
-       s.ends_at, s.max_runs, s.state, s.error, s.origin, s.seen_at, s.runs, s.skipped, s.skipped_more, s.last_at,
+       s.ends_at, s.max_runs, s.state, s.error, s.origin, s.runs, s.skipped, s.skipped_more, s.last_at,
        s.queued_at, s.revision, s.created_at, s.created_by, s.updated_at, s.updated_by, s.paused_by,
        clock_timestamp() AS now,
-       open.unfinished, open.ahead, ran.at AS ran_at, NULL AS note
+       open.unfinished, open.ahead, ran.at AS ran_at, code.seen_at, code.note
   FROM jobmaster.schedule AS s
  CROSS JOIN LATERAL (
     SELECT count(*) FILTER (WHERE occurrence IS NULL OR occurrence <= now()) AS unfinished,
@@ -133,6 +140,10 @@ SELECT s.name, s.kind, s.expr, s.zone, s.handler, '{}' AS args, s.lane, s.priori
     SELECT max(occurrence) AS at FROM (
         SELECT occurrence FROM jobmaster.job AS j
          WHERE j.schedule = s.name AND j.occurrence <= now() AND j.status <> 6 ORDER BY occurrence DESC LIMIT 1) AS last) AS ran
+ CROSS JOIN LATERAL (
+    SELECT max(v.last_seen_at) AS seen_at,
+           max(v.error) FILTER (WHERE v.last_seen_at > now() - interval '1 day') AS note
+      FROM jobmaster.schedule_version AS v WHERE v.name = s.name) AS code
  WHERE ($1::text[] IS NULL OR s.state = ANY($1)) AND ($2::text IS NULL OR s.origin = $2)
    AND ($3::text IS NULL OR s.handler = $3) AND ($4::text IS NULL OR starts_with(s.name, $4))
    AND ($5::text IS NULL OR s.name > $5)

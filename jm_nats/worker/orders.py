@@ -1,9 +1,12 @@
 """What can be asked of a running worker and ordered (jm_core/rpc.py), carried out."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from jm_core import rpc
+import msgspec
+
+from jm_core import limits, rpc
+from jm_core.api_schedules import ScheduleSpec
 from jm_core.model import BucketKind, WorkerState
 from jm_nats.worker.parts import Parts
 from jm_nats.worker.rpc import RefusedOrderError
@@ -12,10 +15,18 @@ from jm_nats.worker.rpc import RefusedOrderError
 class WorkerOrders:
     """Args: state: what the worker is doing now, as others are told."""
 
-    def __init__(self, parts: Parts, state: Callable[[], WorkerState], *, runs_jobs: bool) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        state: Callable[[], WorkerState],
+        *,
+        runs_jobs: bool,
+        schedules: Sequence[ScheduleSpec] = (),
+    ) -> None:
         self._parts = parts
         self._state = state
         self._runs_jobs = runs_jobs
+        self._schedules = schedules
         self.stop_asked = asyncio.Event()
         self.hurry_asked = asyncio.Event()
         self.drain_changed = asyncio.Event()
@@ -54,3 +65,10 @@ class WorkerOrders:
 
     def status(self) -> rpc.WorkerStatus:
         return self._parts.engine.status(self._state().value)
+
+    def declared(self, start: int) -> tuple[list[ScheduleSpec], bool]:
+        size, end = 0, max(start, 0)
+        while end < len(self._schedules) and size < limits.MESSAGE_BYTES_MAX:
+            size += len(msgspec.json.encode(self._schedules[end]))
+            end += 1
+        return list(self._schedules[max(start, 0) : end]), end < len(self._schedules)

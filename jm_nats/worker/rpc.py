@@ -24,6 +24,7 @@ from jm_nats.subjects import INBOX_RULE, is_inbox
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
+    from jm_core.api_schedules import ScheduleSpec
     from jm_nats.connection import NatsLink
     from jm_nats.subjects import Names
 
@@ -72,6 +73,9 @@ class Orders(Protocol):
 
     def status(self) -> rpc.WorkerStatus:
         """What it does at this moment."""
+
+    def declared(self, start: int) -> tuple[list[ScheduleSpec], bool]:
+        """Schedules of its code, from the ``start``-th on, and whether there are others behind them."""
 
 
 class WorkerRpc:
@@ -133,7 +137,7 @@ class WorkerRpc:
             log.exception("order failed")
             return rpc.Answer(error=f"unexpected {type(error).__name__}: {error}; see the worker's log")
 
-    async def _carry_out(self, request: rpc.Request) -> rpc.Answer:
+    async def _carry_out(self, request: rpc.Request) -> rpc.Answer:  # noqa: PLR0911 - one for each order
         match request:
             case rpc.Holds():
                 parse_name("bucket", request.bucket)
@@ -152,6 +156,9 @@ class WorkerRpc:
                 return rpc.Answer()
             case rpc.Status():
                 return rpc.Answer(status=self._orders.status())
+            case rpc.Declared():
+                schedules, more = self._orders.declared(request.start)
+                return rpc.Answer(schedules=schedules, more=more)
             case _:
                 assert_never(request)
 

@@ -15,6 +15,7 @@ from jm_core import limits
 from jm_core.errors import InvalidSettingError
 from jm_core.health import Invariant, InvariantViolatedError
 from jm_core.model import WorkerMode, WorkerState
+from jm_core.static_schedules import set_digest
 from jm_core.wire import WorkerRecord
 from jm_nats import telemetry
 from jm_nats.app import JobMaster
@@ -79,6 +80,7 @@ class Worker:
         self.state = WorkerState.SERVING
         self._started_at = time.time()
         self._pid_space = pid_space()
+        self._declares = set_digest(app.schedules.values()) if self.runs_jobs else ""
         self._pulse = LoopPulse(Culprit(app.handlers))
         self._parts: Parts | None = None
 
@@ -157,7 +159,8 @@ class Worker:
     async def _serve_with(
         self, parts: Parts, ended: "asyncio.Future[None]", stop: asyncio.Event, hurry: asyncio.Event
     ) -> None:
-        orders = WorkerOrders(parts, self._shown_state, runs_jobs=self.runs_jobs)
+        schedules = list(self.app.schedules.values()) if self.runs_jobs else []
+        orders = WorkerOrders(parts, self._shown_state, runs_jobs=self.runs_jobs, schedules=schedules)
         async with WorkerRpc(parts.link, self.app.names, self.config.worker_id, orders):
             try:
                 await self._start(parts)
@@ -309,6 +312,7 @@ class Worker:
             draining=sorted(parts.adopter.draining) if parts else [],
             priorities=sorted(self.config.priorities) if self.runs_jobs else [],
             pid_space=self._pid_space,
+            schedules=self._declares,
         )
 
 

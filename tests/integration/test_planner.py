@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -11,6 +13,8 @@ import asyncpg
 import pytest
 
 from jm_core.api_schedules import OP_SCHEDULE_EDIT, OP_SCHEDULE_GET
+from jm_core.api_schedules import OP_SCHEDULE_PAUSE as OP_PAUSE
+from jm_core.api_schedules import OP_SCHEDULE_RESUME as OP_RESUME
 from jm_core.ids import Term
 from jm_master.config import PostgresConfig
 from jm_master.database import Database
@@ -230,34 +234,116 @@ async def test_down_for_ten_minutes_with_each_policy(nats_server: NatsServer, da
         assert found == {"skip": (0, 10, "misfire"), "run_once": (1, 9, "misfire"), "run_all": (5, 5, "misfire")}
 
 
-async def test_a_plan_that_is_committed_twice_makes_nothing_twice(
-    nats_server: NatsServer, database: str, cluster_name: str
-) -> None:
-    """The answer of a COMMIT may be lost, and two may believe that they lead."""
-    async with Database(PostgresConfig(dsn=database)) as store, Sql(database) as sql:
-        await sql.rows("UPDATE leader SET term = 7")
-        await insert(sql, "minutely")
-        ours = PlanStore(store, Term(7))
+@asynccontextmanager
+async def planner_of(dsn: str, cluster: str, term: int = 7) -> AsyncIterator[tuple[Planner, PlanStore]]:
+    """A planner without a coordinator around it."""
+    async with Database(PostgresConfig(dsn=dsn)) as database, Sql(dsn) as sql:
+        await sql.rows("UPDATE leader SET term = $1", term)
+        store = PlanStore(database, Term(term))
+        wake = Wake()
+        view = RegistryView()
         planner = Planner(
+            database,
             store,
-            ours,
-            RegistryView(),
-            assign=Wake(),
+            view,
+            assign=wake,
             wake=Wake(),
-            term=Term(7),
-            cluster=cluster_name,
+            term=Term(term),
+            cluster=cluster,
             zone="UTC",
             threshold_s=600,
             poll_s=1,
         )
-        batch = await planner._decide_all(await ours.load_due(10))
-        first, second = await ours.commit(batch), await ours.commit(batch)
+        yield planner, store
+
+
+async def test_a_plan_that_is_committed_twice_makes_nothing_twice(database: str) -> None:
+    """The answer of a COMMIT may be lost, and two may believe that they lead."""
+    async with planner_of(database, "c") as (planner, store), Sql(database) as sql:
+        await insert(sql, "minutely")
+        batch = await planner._decide_all(await store.load_due(10))
+        first, second = await store.commit(batch), await store.commit(batch)
         assert isinstance(first, Committed)
         assert isinstance(second, Committed)
         assert (len(first.applied), len(first.made)) == (1, 15)
         assert (second.applied, second.made) == ([], frozenset())
         assert await sql.value("SELECT runs FROM schedule") == len(await jobs_of(sql, "minutely")) == 15
-        assert isinstance(await PlanStore(store, Term(6)).commit(batch), TermLost)
+        await sql.rows("UPDATE leader SET term = 8")
+        assert isinstance(await store.commit(batch), TermLost)
+
+
+async def test_a_plan_that_was_made_before_a_change_is_refused(database: str) -> None:
+    async with planner_of(database, "c") as (planner, store), Sql(database) as sql:
+        for change in ("generation = generation + 1", "plan_no = plan_no + 1", "state = 'paused'"):
+            await insert(sql, "minutely")
+            batch = await planner._decide_all(await store.load_due(10))
+            await sql.rows(f"UPDATE schedule SET {change}")
+            answer = await store.commit(batch)
+            assert isinstance(answer, Committed)
+            assert answer.applied == [], change
+            await sql.rows("DELETE FROM schedule")
+        assert await sql.value("SELECT count(*) FROM job") == 0
+
+
+async def test_the_machines_own_clock_decides_nothing(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """BR-068: nine days ahead, and nothing is due before its time by Postgres' clock."""
+    ahead = time.time() + 9 * 86_400
+    monkeypatch.setattr(time, "time", lambda: ahead)
+    async with planner_of(database, "c") as (planner, _), Sql(database) as sql:
+        await insert(sql, "minutely")
+        await insert(sql, "tenth", expr="0 0 10 * *")
+        await planner.plan_once()
+        bounds = await sql.row("SELECT max(occurrence) < now() + interval '16 minutes' AS near FROM job")
+        assert bounds["near"]
+        assert len(await jobs_of(sql, "minutely")) == 15
+
+
+async def test_what_postgres_refuses_is_found_and_disabled_alone(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Something that passes every check of ours and cannot be stored."""
+    async with planner_of(database, "c") as (planner, _), Sql(database) as sql:
+        for n in range(9):
+            await insert(sql, f"s{n}")
+        await sql.rows("ALTER TABLE job ADD CHECK (schedule <> 's4')")
+        await planner.plan_once()
+        states = {row["name"]: row["state"] for row in await sql.rows("SELECT name, state FROM schedule")}
+        assert states == {f"s{n}": "disabled" if n == 4 else "active" for n in range(9)}
+        assert await sql.value("SELECT count(*) FROM job") == 8 * 15
+        assert "violates" in await sql.value("SELECT error FROM schedule WHERE name = 's4'")
+
+
+async def test_an_infinite_time_of_plain_sql_stops_nobody(database: str) -> None:
+    async with planner_of(database, "c") as (planner, store), Sql(database) as sql:
+        await insert(sql, "minutely")
+        assert (await store.next_look()).in_s == 0
+        await sql.rows("UPDATE schedule SET plan_at = 'infinity'")
+        assert (await store.next_look()).in_s is None
+        await sql.rows("UPDATE schedule SET plan_at = NULL, next_at = 'infinity'")
+        await planner.plan_once()
+        assert await state_of(sql, "minutely") in ("disabled", "done")
+
+
+async def test_pause_and_resume_race_the_planner_and_no_instant_is_doubled(
+    nats_server: NatsServer, database: str, cluster_name: str
+) -> None:
+    async with planning(nats_server, database, cluster_name) as (bench, sql):
+        for n in range(20):
+            await insert(sql, f"s{n}", kind="every", expr="1s")
+        for _ in range(5):
+            replies = await asyncio.gather(
+                *[bench.call(operation, {"name": f"s{n}"}) for n in range(20) for operation in (OP_PAUSE, OP_RESUME)]
+            )
+            assert not [reply for reply in replies if "error" in reply]
+        twice = "SELECT schedule, occurrence FROM job WHERE status <> 6 GROUP BY 1, 2 HAVING count(*) > 1"
+        assert await sql.rows(twice) == []
+        for n in range(20):
+            await bench.call(OP_PAUSE, {"name": f"s{n}"})
+        assert await sql.value("SELECT count(*) FROM job WHERE status < 4") == 0
+        wrong = (
+            "SELECT * FROM schedule AS s WHERE runs <> (SELECT count(*) FROM job WHERE schedule = name AND status <> 6)"
+        )
+        assert await sql.rows(wrong) == []
 
 
 async def test_jitter_delays_the_job_and_not_its_instant(

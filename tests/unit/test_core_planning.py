@@ -12,11 +12,11 @@ from msgspec.structs import replace
 
 from jm_core.api_schedules import MisfirePolicy, OverlapPolicy, SkipReason
 from jm_core.ids import occurrence_id, parse_job_id
-from jm_core.planning import GRACE_S, Plan, Progress, Reach, Rules, decide, due_at, newest
+from jm_core.planning import GRACE_S, Plan, Progress, Reach, Rules, decide, due_at, newest, reach_for
 from jm_core.recurrence import parse_recurrence
 
 T0 = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
-REACH = Reach(ahead_s=900, lead_s=660, jobs_max=1000)
+REACH = reach_for(600, jobs_max=1000)
 MINUTELY = parse_recurrence("cron", "* * * * *", "UTC")
 HOURLY = parse_recurrence("cron", "0 * * * *", "UTC")
 
@@ -313,6 +313,13 @@ def test_a_unique_key_is_decided_at_the_instant() -> None:
     plan = planned(Rules(has_unique_key=True), Progress(since=T0), MINUTELY, T0)
     assert plan.instants == []
     assert plan.plan_at == plan.next_at == T0 + seconds(60)
+
+
+@pytest.mark.parametrize("threshold_s", [2, 60, 600, 86_400])
+def test_the_plan_reaches_beyond_the_transient_threshold_and_a_change_of_leaders(threshold_s: float) -> None:
+    reach = reach_for(threshold_s, jobs_max=1)
+    assert threshold_s < reach.lead_s < reach.ahead_s
+    assert reach.lead_s > GRACE_S
 
 
 # Ids and jitter.

@@ -30,7 +30,6 @@ CREATE TABLE jobmaster.schedule (
     error            text,
     origin           text        NOT NULL DEFAULT 'dynamic' CHECK (origin IN ('static', 'dynamic')),
     digest           text,                         -- static: of the declaration in force
-    seen_at          timestamptz,                  -- static: when a worker declared it last, to half a minute
     runs             bigint      NOT NULL DEFAULT 0,  -- occurrences that became jobs, those ahead of now included
     skipped          bigint      NOT NULL DEFAULT 0,
     skipped_more     boolean     NOT NULL DEFAULT false,  -- `skipped` is a lower bound
