@@ -27,6 +27,7 @@ from jm_core.api_schedules import (
     SkipQuery,
 )
 from jm_core.errors import (
+    InvalidJobError,
     InvalidScheduleError,
     JmError,
     NoSuchScheduleError,
@@ -222,7 +223,10 @@ def checked_args(args: Any) -> Raw:
     Raises:
         InvalidJobError.
     """
-    raw = wire.encode(args)
+    try:
+        raw = wire.encode(args)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidJobError("args", f"not JSON: {error}", remedy="give what JSON can hold") from None
     check_no_lost_floats(args, raw, "args")
     check_args(raw)
     return Raw(raw)
