@@ -59,6 +59,7 @@ class JobQuery(Struct, omit_defaults=True):
     priority: str | None = None
     before_id: str | None = None
     limit: int = 50
+    schedule: str | None = None
 
 
 class JobView(Struct, omit_defaults=True):
@@ -90,6 +91,8 @@ class JobView(Struct, omit_defaults=True):
     args_cut: bool = False
     result: OptionalRaw = None
     error: str | None = None
+    schedule: str | None = None  # that made it,
+    occurrence: datetime | None = None  # for this instant; None: a run-now
 
 
 class JobList(Struct):

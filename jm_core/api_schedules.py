@@ -1,8 +1,8 @@
 """Requests and replies of the ``jm.<c>.api.schedule-…`` services, answered by the leading coordinator.
 
 Words: an *occurrence* is one instant of a schedule's plan and the job made for it. It is *planned* when its job is in
-Postgres, up to ``HORIZON`` ahead of its instant; a schedule whose ``overlap`` is not ``allow``, or that has a unique
-key, is decided at the instant itself, because only then can be known what is still unfinished.
+Postgres, by default 15 minutes ahead of its instant; a schedule whose ``overlap`` is not ``allow``, or that has a
+unique key, is decided at the instant itself, because only then can be known what is still unfinished.
 
 Errors are ``ApiError``: ``bad_request`` (the message names field, problem and remedy), ``not_found`` (no schedule of
 that name), ``conflict`` (the name is taken, or the schedule is declared in code, or it was changed meanwhile),

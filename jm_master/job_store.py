@@ -57,6 +57,7 @@ class JobStore:
             None if query.before_id is None else parse_job_id(query.before_id),
             limit + 1,
             CUT_CHARS,
+            query.schedule,
         )
         return JobList([_job(row) for row in rows[:limit]], more=len(rows) > limit)
 
@@ -131,6 +132,8 @@ def _job(row: asyncpg.Record) -> JobView:
         args_cut=row["args_cut"],
         result=_raw(row["result"]),
         error=row["error"],
+        schedule=row["schedule"],
+        occurrence=row["occurrence"],
     )
 
 

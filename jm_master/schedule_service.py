@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -19,6 +20,7 @@ from jm_core.intake import ClusterDefaults
 from jm_core.payload import check_args, cut_text
 from jm_core.planning import upcoming
 from jm_core.schedule_rules import check_spec, edited, job_of, recurrence_of, same_recurrence, same_spec
+from jm_master.pg_errors import StoreContentionError
 from jm_master.refusal import RefusedError
 from jm_master.schedule_rows import shown_spec_of, spec_of
 from jm_master.schedule_store import ScheduleWrite
@@ -44,6 +46,7 @@ BY_CHARS_MAX: Final = 200
 REASON_CHARS_MAX: Final = 300
 TIMEOUT_S: Final = 8.0
 AT_ONCE_MAX: Final = 2  # of the pool's connections
+CONTENTIONS_MAX: Final = 3
 RUN_NOW_BY: Final = "run_now_by"
 PLANNED_STATES: Final = (ScheduleState.ACTIVE, ScheduleState.IDLE)
 
@@ -84,6 +87,9 @@ class ScheduleService:
         async def answer(data: bytes) -> Struct:
             with anyio.fail_after(TIMEOUT_S):
                 async with self._turns:
+                    for _ in range(CONTENTIONS_MAX):
+                        with suppress(StoreContentionError):  # rolled back: others were at the same jobs
+                            return await work(data)
                     return await work(data)
 
         return answer

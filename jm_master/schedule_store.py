@@ -16,7 +16,7 @@ from jm_core.payload import cut_text
 from jm_master.queries import named
 from jm_master.schedule_rows import columns_of
 from jm_master.terms import LostTermError
-from jm_master.withdraw import InBucket, RecordOnly
+from jm_master.withdraw import RecordOnly
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -61,7 +61,7 @@ class Held:
     ) -> None:
         self.row = row
         self.now: datetime = row["now"]
-        self.told: list[InBucket] = []
+        self.committed: Callable[[], None] | None = None  # to be called then
         self.cancelled = 0
         self._connection = connection
         self._sql = sql
@@ -89,7 +89,9 @@ class Held:
         self, spec: ScheduleSpec, *, by: str, reason: str = "", digest: str | None = None, same_recurrence: bool
     ) -> None:
         why = _why(self.name, "changed", by, reason)
-        await self._take_back(self.now, by=by, why=why, keep_late=same_recurrence)
+        # What came to pass while it was done is no gap to be made up for.
+        keep_late = same_recurrence and self.state is not ScheduleState.DONE
+        await self._take_back(self.now, by=by, why=why, keep_late=keep_late)
         await self._execute("change_spec", self.name, by, digest, *columns_of(spec))
 
     async def drop_queued(self, reason: SkipReason) -> None:
@@ -131,14 +133,12 @@ class Held:
 
     async def _take_back(self, after: datetime | None, *, by: str, why: str, keep_late: bool) -> None:
         """Cancel what is planned for later than ``after`` and has not started; plan it anew from now on."""
-        why = cut_text(why, WHY_BYTES_MAX)
-        rows = await self._connection.fetch(self._sql["withdraw"], self.name, after, why)
-        self.told = [InBucket(row["id"], row["bucket_id"], row["dispatch"]) for row in rows if row["status"] != 1]
-        self.cancelled = len(rows)
-        if self.told:
-            await self._withdrawer.mark(self._connection, self.told, by=by, why=why)
-        ids = [job.id for job in self.told]
-        await self._execute("rewind", self.name, len(rows), self.now, keep_late, ids)
+        ids = [row["id"] for row in await self._connection.fetch(self._sql["pick_planned"], self.name, after)]
+        self.cancelled = len(ids)
+        if ids:
+            why = cut_text(why, WHY_BYTES_MAX)
+            self.committed = await self._withdrawer.cancel(self._connection, ids, by=by, why=why)
+        await self._execute("rewind", self.name, len(ids), self.now, keep_late, ids)
 
     async def _execute(self, statement: str, *args: Any) -> None:
         await self._connection.execute(self._sql[statement], *args)
@@ -194,7 +194,8 @@ class ScheduleStore:
             if held is not None:
                 await self._audit(connection, _with_count(write, held.cancelled))
         if held is not None:
-            self._withdrawer.told(held.told)
+            if held.committed is not None:
+                held.committed()
             self._on_change()
 
     async def get(self, name: str) -> asyncpg.Record | None:

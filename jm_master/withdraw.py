@@ -1,35 +1,26 @@
-"""Taking back jobs in buckets that a schedule has planned: after pause, edit, delete, or when its code is gone."""
+"""Cancelling what a schedule has planned and nobody has started, when it is changed, stopped, or out of the code."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from msgspec import Struct
-
 from jm_master.queries import named
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from jm_master.database import Connection
 
 
-class InBucket(Struct, frozen=True):
-    """A job that its bucket's worker has, or will get."""
-
-    id: str
-    bucket: str
-    dispatch: int
-
-
 class Withdrawer(Protocol):
-    """How jobs in buckets are cancelled."""
+    """How planned jobs are cancelled, on the master and in buckets."""
 
-    async def mark(self, connection: Connection, jobs: Sequence[InBucket], *, by: str, why: str) -> None:
-        """In the transaction that changes the schedule. ``why``: for the jobs' error text."""
+    async def cancel(self, connection: Connection, ids: Sequence[str], *, by: str, why: str) -> Callable[[], None]:
+        """In the transaction that changes the schedule; the jobs are locked. ``why``: for their error texts.
 
-    def told(self, jobs: Sequence[InBucket]) -> None:
-        """That transaction is committed."""
+        Returns:
+            What to do once that transaction is committed.
+        """
 
 
 class RecordOnly:
@@ -38,8 +29,10 @@ class RecordOnly:
     def __init__(self, schema: str) -> None:
         self._sql = named("schedule", schema)
 
-    async def mark(self, connection: Connection, jobs: Sequence[InBucket], *, by: str, why: str) -> None:  # noqa: ARG002
-        await connection.execute(self._sql["cancel_in_bucket"], [job.id for job in jobs], why)
+    async def cancel(self, connection: Connection, ids: Sequence[str], *, by: str, why: str) -> Callable[[], None]:  # noqa: ARG002
+        await connection.execute(self._sql["cancel_planned"], ids, why)
+        return _nobody
 
-    def told(self, jobs: Sequence[InBucket]) -> None:
-        """Nobody."""
+
+def _nobody() -> None:
+    """Nobody need be told."""

@@ -3,6 +3,7 @@
 from jm_nats import JobMaster, JobContext, Priority
 """
 
+from jm_core.api_schedules import MisfirePolicy, OverlapPolicy
 from jm_core.errors import (
     ClusterUnknownError,
     InvalidJobError,
@@ -38,9 +39,11 @@ __all__ = [
     "JobContext",
     "JobFailedError",
     "JobMaster",
+    "MisfirePolicy",
     "NatsConfig",
     "NoRetry",
     "NoSuchJobError",
+    "OverlapPolicy",
     "Priority",
     "Receipt",
     "ReceiptTimeoutError",

@@ -1,7 +1,7 @@
 -- name: get_job
 SELECT id::text, handler, status, lane, priority, attempt, max_attempts, run_at, queued_at, recorded_at, started_at,
        finished_at, timeout_s::float8, bucket_id, worker_id, dispatch, losses, unique_key, metadata::text, trace,
-       progress::float8, progress_note, args::text, false AS args_cut, result::text, error
+       progress::float8, progress_note, args::text, false AS args_cut, result::text, error, schedule, occurrence
   FROM jobmaster.job WHERE id = $1;
 
 -- name: list_jobs
@@ -10,11 +10,12 @@ SELECT id::text, handler, status, lane, priority, attempt, max_attempts, run_at,
 SELECT id::text, handler, status, lane, priority, attempt, max_attempts, run_at, queued_at, recorded_at, started_at,
        finished_at, timeout_s::float8, bucket_id, worker_id, dispatch, losses, unique_key, NULL AS metadata, trace,
        progress::float8, progress_note, left(args::text, $7) AS args, length(args::text) > $7 AS args_cut,
-       CASE WHEN length(result::text) <= $7 THEN result::text END AS result, left(error, $7) AS error
+       CASE WHEN length(result::text) <= $7 THEN result::text END AS result, left(error, $7) AS error,
+       schedule, occurrence
   FROM jobmaster.job
  WHERE ($1::smallint[] IS NULL OR status = ANY($1)) AND ($2::text IS NULL OR handler = $2)
    AND ($3::text IS NULL OR lane = $3) AND ($4::smallint IS NULL OR priority = $4)
-   AND ($5::uuid IS NULL OR id < $5)
+   AND ($5::uuid IS NULL OR id < $5) AND ($8::text IS NULL OR schedule = $8)
  ORDER BY id DESC LIMIT $6;
 
 -- name: list_attempts

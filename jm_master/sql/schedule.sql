@@ -18,23 +18,17 @@ SELECT s.*, clock_timestamp() AS now,
           FROM jobmaster.schedule_version AS v WHERE v.name = s.name) AS unseen_s
   FROM jobmaster.schedule AS s WHERE s.name = $1 FOR UPDATE;
 
--- name: withdraw
--- The schedule's jobs that are planned and not started, of instants after $2 (NULL: all), are taken back: those on the
--- master here, those in a bucket by who is told about them. Locked first, because the assigner may be moving them.
-WITH picked AS MATERIALIZED (
-    SELECT id, status, bucket_id, dispatch, occurrence FROM jobmaster.job
-     WHERE schedule = $1 AND status < 4 AND status <> 3 AND attempt = 0 AND occurrence IS NOT NULL
-       AND ($2::timestamptz IS NULL OR occurrence > $2)
-       FOR UPDATE
-), waiting AS (
-    UPDATE jobmaster.job AS j SET status = 6, finished_at = clock_timestamp(), error = $3
-      FROM picked AS p WHERE j.id = p.id AND p.status = 1
-)
-SELECT id::text, status, bucket_id, dispatch, occurrence FROM picked;
+-- name: pick_planned
+-- The schedule's jobs that are planned and not started, of instants after $2 (NULL: all). Locked, because the assigner may
+-- be moving them.
+SELECT id::text FROM jobmaster.job
+ WHERE schedule = $1 AND status < 4 AND status <> 3 AND attempt = 0 AND occurrence IS NOT NULL
+   AND ($2::timestamptz IS NULL OR occurrence > $2)
+ ORDER BY id FOR UPDATE;
 
--- name: cancel_in_bucket
+-- name: cancel_planned
 UPDATE jobmaster.job AS j SET status = 6, finished_at = clock_timestamp(), error = $2
- WHERE j.id = ANY($1::uuid[]) AND j.status = 2;
+ WHERE j.id = ANY($1::uuid[]) AND j.status IN (1, 2);
 
 -- name: rewind
 -- After a withdrawal ($2: jobs taken back, $3: now): everything that is not decided is planned anew from here, but what
@@ -52,7 +46,9 @@ UPDATE jobmaster.schedule AS s
 -- name: change_spec
 UPDATE jobmaster.schedule
    SET updated_by = $2, updated_at = now(), revision = revision + 1, error = NULL,
-       state = CASE WHEN state IN ('disabled', 'done') THEN 'active' ELSE state END, digest = coalesce($3, digest),
+       state = CASE WHEN state IN ('disabled', 'done') THEN 'active' ELSE state END,
+       floor_at = CASE WHEN state = 'disabled' THEN clock_timestamp() ELSE floor_at END,
+       floor_reason = CASE WHEN state = 'disabled' THEN 'disabled' ELSE floor_reason END, digest = coalesce($3, digest),
        kind = $4, expr = $5, zone = $6, handler = $7, args = $8::jsonb, lane = $9, priority = $10, max_attempts = $11,
        timeout_s = $12, metadata = $13::jsonb, unique_key = $14, misfire = $15, misfire_limit = $16, misfire_window_s = $17,
        overlap = $18, jitter_s = $19, starts_at = $20, ends_at = $21, max_runs = $22

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -355,3 +356,24 @@ async def test_jitter_delays_the_job_and_not_its_instant(
         late_s = [(job["run_at"] - job["occurrence"]).total_seconds() for job in await jobs_of(sql, "spread")]
         assert all(0 <= late < 30 for late in late_s)
         assert len(set(late_s)) == len(late_s)
+
+
+async def test_of_several_coordinators_one_plans_and_the_others_are_silent(
+    nats_server: NatsServer, database: str, cluster_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """BR-188: two hundred minutely schedules, each instant once; nobody contends for them."""
+    async with Sql(database) as sql, AsyncExitStack() as stack:
+        await sql.rows(
+            "INSERT INTO schedule (name, kind, expr, handler) "
+            "SELECT 's' || n, 'cron', '* * * * *', 'noop' FROM generate_series(1, 200) AS n"
+        )
+        for leads in (True, False, False, False):
+            await stack.enter_async_context(coordinating(nats_server.url, database, cluster_name, leads=leads))
+
+        async def all_planned() -> bool:
+            return bool(await sql.value("SELECT count(*) FROM schedule WHERE next_at IS NOT NULL") == 200)
+
+        await wait_until(all_planned, 20, what="all are planned")
+        found = await sql.row("SELECT count(*) AS jobs, count(DISTINCT (schedule, occurrence)) AS instants FROM job")
+        assert found["jobs"] == found["instants"] == 200 * 15
+        assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []

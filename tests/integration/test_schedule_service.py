@@ -11,15 +11,22 @@ import pytest
 
 from jm_core import api_schedules as api
 from jm_core import wire
+from jm_core.api import OP_JOB_LIST
+from jm_core.api_schedules import ScheduleSpec
+from jm_core.ids import Term
 from jm_core.retry import DEFAULT_BACKOFF
 from jm_core.wire import HandlerDefaults
+from jm_master.config import PostgresConfig
+from jm_master.database import Database
+from jm_master.schedule_store import ScheduleStore, ScheduleWrite
+from jm_master.terms import LostTermError
 from jm_nats.kv import CasKv
-from tests.support.master import coordinating, linked
+from tests.support.master import coordinating, job, linked
 from tests.support.sql import Sql
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from jm_nats.embedded import NatsServer
     from tests.support.master import Bench
@@ -284,3 +291,101 @@ async def test_a_page_that_does_not_fit_one_message_is_cut_and_says_so(scene: Sc
     assert 0 < len(names) < 500
     rest = await scene.ask(api.OP_SCHEDULE_LIST, limit=1, after_name=names[-1])
     assert rest["schedules"][0]["spec"]["name"] == f"s{100 + len(names)}"
+
+
+async def test_the_jobs_of_a_schedule_are_listed_with_their_instants(scene: Scene) -> None:
+    await scene.add()
+    planned = await scene.planned(15)
+    await scene.bench.submit_and_wait(job("report"))
+    listed = (await scene.ask(OP_JOB_LIST, schedule="report"))["jobs"]
+    assert [one["id"] for one in listed] == sorted((one["job_id"] for one in planned), reverse=True)
+    assert {one["schedule"] for one in listed} == {"report"}
+    assert datetime.fromisoformat(listed[0]["occurrence"]) == planned[-1]["occurrence"]
+
+
+async def test_a_done_schedule_that_is_edited_makes_up_for_nothing(scene: Scene) -> None:
+    await scene.add(max_runs=2)
+    await scene.planned(2)
+    assert (await scene.ask(api.OP_SCHEDULE_GET, name="report"))["state"] == "done"
+    code, message = await scene.refused(api.OP_SCHEDULE_RESUME, name="report")
+    assert (code, "max_runs" in message) == ("conflict", True)
+    await scene.sql.rows("UPDATE job SET status = 4, occurrence = occurrence - interval '9 days'")
+    await scene.sql.rows("UPDATE schedule SET next_at = now() - interval '9 days', last_at = now() - interval '9 days'")
+    assert (await scene.ask(api.OP_SCHEDULE_EDIT, name="report", max_runs=5))["state"] == "active"
+    again = await scene.planned(3)
+    assert again[0]["occurrence"] > datetime.now(UTC) - timedelta(seconds=5)
+    assert (await scene.ask(api.OP_SCHEDULE_SKIPS, name="report"))["skips"] == []
+
+
+async def test_a_disabled_schedule_is_mended_by_an_edit_and_what_it_missed_is_recorded(scene: Scene) -> None:
+    await scene.sql.rows(
+        "INSERT INTO schedule (name, kind, expr, handler, since_at) "
+        "VALUES ('report', 'cron', 'oops', 'report', now() - interval '1 hour')"
+    )
+
+    async def disabled() -> bool:
+        return (await scene.ask(api.OP_SCHEDULE_GET, name="report"))["state"] == "disabled"
+
+    await wait_until(disabled, 15, what="it is disabled")
+    mended = await scene.ask(api.OP_SCHEDULE_EDIT, name="report", expr="* * * * *")
+    assert (mended["state"], "error" in mended) == ("active", False)
+    await scene.planned(15)
+
+
+async def test_a_queued_instant_is_dropped_by_a_pause_and_by_order(scene: Scene) -> None:
+    async def queued() -> bool:
+        return bool(await scene.sql.value("SELECT queued_at IS NOT NULL FROM schedule"))
+
+    await scene.add(kind="every", expr="1s", overlap="queue_one")
+    for drop in ({"operation": api.OP_SCHEDULE_EDIT, "drop_queued": True}, {"operation": api.OP_SCHEDULE_PAUSE}):
+        await wait_until(queued, 15, what="an instant is queued")
+        before = await scene.sql.value("SELECT queued_at FROM schedule")
+        await scene.ask(name="report", **drop)
+        assert await scene.sql.value("SELECT queued_at FROM schedule") != before
+        assert await scene.sql.value("SELECT count(*) FROM schedule_skip WHERE detail = $1", before.isoformat()) == 1
+    assert await scene.sql.value("SELECT skipped = (SELECT sum(count) FROM schedule_skip) FROM schedule")
+
+
+async def test_each_change_is_handed_to_the_record_in_its_transaction_and_an_error_there_undoes_it(
+    database: str,
+) -> None:
+    writes: list[tuple[str, str, str, int]] = []
+    told: list[str] = []
+
+    async def record(connection: Any, write: ScheduleWrite) -> None:
+        assert connection.is_in_transaction()
+        writes.append((write.action, write.name, write.by, write.cancelled))
+        if write.reason == "fail":
+            raise RuntimeError("no record, no change")
+
+    class Canceller:
+        async def cancel(self, connection: Any, ids: Any, *, by: str, why: str) -> Callable[[], None]:
+            assert connection.is_in_transaction()
+            assert (by, why) == ("bob", "schedule 'report' paused by bob")
+            return lambda: told.extend(ids)
+
+    async with Database(PostgresConfig(dsn=database)) as db, Sql(database) as sql:
+        store = ScheduleStore(db, Term(0), withdrawer=Canceller(), audit=record)
+        wanted = ScheduleSpec(name="report", kind="cron", expr="* * * * *", handler="report")
+        assert await store.add(wanted, by="anna")
+        assert not await store.add(wanted, by="anna")
+        await sql.rows(
+            "INSERT INTO job (id, handler, args, status, priority, lane, run_at, max_attempts, timeout_s, queued_at, "
+            "schedule, occurrence) VALUES (gen_random_uuid(), 'report', '{}', 1, 3, 'default', now(), 1, 1, now(), "
+            "'report', now())"
+        )
+        with pytest.raises(RuntimeError, match="no record"):
+            await pause(store, reason="fail")
+        assert (await sql.value("SELECT state FROM schedule"), told) == ("active", [])
+        await pause(store)
+        assert await sql.value("SELECT state FROM schedule") == "paused"
+        assert [str(await sql.value("SELECT id FROM job"))] == told
+        assert writes == [("add", "report", "anna", 0), ("pause", "report", "bob", 1), ("pause", "report", "bob", 1)]
+        with pytest.raises(LostTermError):
+            await ScheduleStore(db, Term(9)).add(wanted, by="")
+
+
+async def pause(store: ScheduleStore, reason: str = "") -> None:
+    async with store.hold("report", ScheduleWrite("pause", "report", "bob", reason)) as held:
+        assert held is not None
+        await held.pause(by="bob", reason="")
