@@ -8,12 +8,16 @@ from jm_core.errors import (
     ClusterUnknownError,
     InvalidJobError,
     InvalidNameError,
+    InvalidScheduleError,
     InvalidSettingError,
     JmError,
     JobFailedError,
     NoSuchJobError,
+    NoSuchScheduleError,
     RejectedError,
     ResultTimeoutError,
+    ScheduleConflictError,
+    ScheduleRefusedError,
 )
 from jm_core.model import Priority
 from jm_core.retry import Delays, Exponential, Fixed
@@ -23,6 +27,7 @@ from jm_nats.client import JobClient, Receipt, ReceiptTimeoutError, submission
 from jm_nats.config import NatsConfig
 from jm_nats.context import JobContext, NoRetry, Retry
 from jm_nats.handlers import ArgumentsError, Handler
+from jm_nats.schedule_client import ScheduleClient
 
 __all__ = [
     "ArgumentsError",
@@ -33,6 +38,7 @@ __all__ = [
     "Handler",
     "InvalidJobError",
     "InvalidNameError",
+    "InvalidScheduleError",
     "InvalidSettingError",
     "JmError",
     "JobClient",
@@ -43,6 +49,7 @@ __all__ = [
     "NatsConfig",
     "NoRetry",
     "NoSuchJobError",
+    "NoSuchScheduleError",
     "OverlapPolicy",
     "Priority",
     "Receipt",
@@ -50,6 +57,9 @@ __all__ = [
     "RejectedError",
     "ResultTimeoutError",
     "Retry",
+    "ScheduleClient",
+    "ScheduleConflictError",
+    "ScheduleRefusedError",
     "Submission",
     "submission",
 ]

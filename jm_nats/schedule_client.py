@@ -5,7 +5,7 @@ arguments and the numbers before anything is sent.
 """
 
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -34,17 +34,20 @@ from jm_core.errors import (
     ScheduleConflictError,
     ScheduleRefusedError,
 )
+from jm_core.model import Priority
 from jm_core.payload import check_args, check_no_lost_floats
 from jm_core.recurrence import KINDS, load_zone, parse_recurrence
 from jm_core.schedule_rules import check_schedule_name, check_spec
 from jm_nats.actor import default_actor
 from jm_nats.api_client import ApiClient
+from jm_nats.schedules import expression_text
 
 UNKNOWN_ZONE: Final = "UTC"  # in place of the cluster's zone, which only its coordinators know
 PAGE: Final = 200
 CALL_TIMEOUT_S: Final = 10.0  # the coordinator gives up after 8, and says so
 _FIELDS: Final = frozenset(ScheduleSpec.__struct_fields__)
 _EDIT_FIELDS: Final = frozenset(ScheduleEdit.__struct_fields__) - {"name", "by", "reason", "args"}
+_NAMES: Final = {"timeout": "timeout_s", "jitter": "jitter_s", "misfire_window": "misfire_window_s"}
 SpecT = TypeVar("SpecT", ScheduleSpec, ScheduleEdit)
 ReplyT = TypeVar("ReplyT")
 
@@ -65,9 +68,9 @@ class ScheduleClient:
         """Make a schedule. Adding the very same again changes nothing, and is no error.
 
         Args:
-            fields: one of ``cron``, ``every``, ``rrule``, ``plain`` (the expression), and of ``ScheduleSpec``'s: zone,
-                lane, priority, max_attempts, timeout_s, metadata, unique_key, misfire, misfire_limit,
-                misfire_window_s, overlap, jitter_s, starts_at, ends_at, max_runs.
+            fields: as of the decorator ``@jm.schedule``. One of ``cron``, ``every``, ``rrule``, ``plain``; and zone,
+                lane, priority, max_attempts, timeout, metadata, unique_key, misfire, misfire_limit, misfire_window,
+                overlap, jitter, starts_at, ends_at, max_runs. Spans are seconds or a ``timedelta``.
 
         Raises:
             InvalidScheduleError, InvalidJobError, InvalidNameError: refused here, nothing was sent.
@@ -243,13 +246,19 @@ def checked_spec(spec: ScheduleSpec, *, now: datetime | None = None) -> Schedule
 
 
 def _with_expression(fields: dict[str, Any], *, needed: bool) -> dict[str, Any]:
-    """``cron="…"`` and its like as ``kind`` and ``expr``."""
+    """``cron="…"`` and its like as ``kind`` and ``expr``; spans of time in seconds, under the definition's names."""
     kinds = [kind for kind in KINDS if fields.get(kind) is not None]
     if len(kinds) > 1 or (needed and not kinds):
         problem = f"{' and '.join(kinds)} are given" if kinds else "no expression is given"
         raise InvalidScheduleError("expression", problem, expected=KINDS, remedy="give exactly one of them")
-    rest = {name: value for name, value in fields.items() if name not in KINDS}
-    return rest | {"kind": kinds[0], "expr": str(fields[kinds[0]])} if kinds else rest
+    rest = {_NAMES.get(name, name): _plain(value) for name, value in fields.items() if name not in KINDS}
+    return rest | {"kind": kinds[0], "expr": expression_text(fields[kinds[0]])} if kinds else rest
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return value.label if isinstance(value, Priority) else value
 
 
 def _read(given: dict[str, Any], kind: type[SpecT]) -> SpecT:

@@ -18,6 +18,7 @@ from jm_core.errors import (
     ScheduleConflictError,
     ScheduleRefusedError,
 )
+from jm_core.model import Priority
 from tests.conftest import delete_streams, run_apart
 from tests.support.cli import environment as cli_environment
 from tests.support.cli import jm
@@ -257,8 +258,9 @@ async def test_the_client_does_what_the_command_line_does(cluster, name):
         assert added.upcoming[:2] == [start, start + timedelta(days=1)]
         assert (await schedules.get(name, upcoming=1)).upcoming == [start]
         assert [view.spec.name async for view in schedules.all(name_prefix=name)] == [name]
-        edited = await schedules.edit(name, every=3600, zone=None, jitter_s=60)
-        assert (edited.spec.kind, edited.spec.zone, edited.spec.jitter_s) == ("every", None, 60)
+        edited = await schedules.edit(name, every=timedelta(hours=1), zone=None, jitter=60, priority=Priority.HIGH)
+        assert (edited.spec.kind, edited.spec.expr, edited.spec.zone) == ("every", "3600", None)
+        assert (edited.spec.jitter_s, edited.spec.priority) == (60, "high")
         assert (await schedules.pause(name, reason="why")).state is ScheduleState.PAUSED
         assert (await schedules.resume(name)).state is ScheduleState.ACTIVE
         request_id = str(uuid.uuid4())
@@ -281,7 +283,7 @@ async def test_the_client_s_errors_have_types(cluster, name):
         with pytest.raises(InvalidScheduleError, match="no such field"):
             await schedules.add(name, "echo", every=60, colour="red")
         with pytest.raises(InvalidScheduleError, match="jitter_s"):
-            await schedules.add(name, "echo", every=60, jitter_s="much")
+            await schedules.add(name, "echo", every=60, jitter="much")
         with pytest.raises(InvalidScheduleError, match="starts_at"):
             await schedules.add(name, "echo", every=60, starts_at=datetime(2030, 1, 1))  # noqa: DTZ001
         with pytest.raises(ScheduleRefusedError, match="did you mean echo"):
