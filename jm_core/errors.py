@@ -86,6 +86,20 @@ class InvalidScheduleError(JmError, ValueError):
         self.remedy = remedy
 
 
+class ScheduleRefusedError(JmError, ValueError):
+    """The coordinator found something wrong with a schedule; the message is its own and says what, which, remedy."""
+
+
+class NoSuchScheduleError(JmError, LookupError):
+    """The cluster has no schedule of this name."""
+
+
+class ScheduleConflictError(JmError):
+    """What was asked does not go together with the schedule as it is: the name is taken, it is declared in code, it is
+    another revision by now, or an unfinished job has its unique key. Nothing was changed.
+    """
+
+
 class IllegalMoveError(JmError):
     """A state machine was asked for a move that its table does not have. Always a bug."""
 

@@ -9,13 +9,17 @@ from jm_core.errors import (
     DuplicateJobError,
     InvalidJobError,
     InvalidNameError,
+    InvalidScheduleError,
     InvalidSettingError,
     JmError,
     JobFailedError,
     NoSuchJobError,
+    NoSuchScheduleError,
     RejectedError,
     ResultTimeoutError,
     ResultTypeError,
+    ScheduleConflictError,
+    ScheduleRefusedError,
 )
 from jm_core.model import OnConflict, Priority
 from jm_core.retry import Delays, Exponential, Fixed
@@ -27,6 +31,7 @@ from jm_nats.context import JobContext, NoRetry, Retry
 from jm_nats.handle import JobHandle
 from jm_nats.handlers import ArgumentsError, Handler
 from jm_nats.results import EndedJob, JobProgress
+from jm_nats.schedule_client import ScheduleClient
 
 __all__ = [
     "ArgumentsError",
@@ -39,6 +44,7 @@ __all__ = [
     "Handler",
     "InvalidJobError",
     "InvalidNameError",
+    "InvalidScheduleError",
     "InvalidSettingError",
     "JmError",
     "JobClient",
@@ -51,6 +57,7 @@ __all__ = [
     "NatsConfig",
     "NoRetry",
     "NoSuchJobError",
+    "NoSuchScheduleError",
     "OnConflict",
     "OverlapPolicy",
     "Priority",
@@ -60,6 +67,9 @@ __all__ = [
     "ResultTimeoutError",
     "ResultTypeError",
     "Retry",
+    "ScheduleClient",
+    "ScheduleConflictError",
+    "ScheduleRefusedError",
     "Submission",
     "submission",
 ]

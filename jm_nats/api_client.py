@@ -1,6 +1,7 @@
 """Calls to the leading coordinator over NATS request/reply (subjects ``jm.<c>.api.<operation>``)."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -117,8 +118,12 @@ class ApiClient:
         reply_type: type[ReplyT],
         *,
         timeout_s: float = CALL_TIMEOUT_S,
+        errors: Callable[[api.ApiError], JmError | None] = lambda _: None,
     ) -> ReplyT:
         """One request.
+
+        Args:
+            errors: what the service said, as an error of its kind; None: as below.
 
         Raises:
             NoCoordinatorError: nobody answered, or (``MasterUnavailableError``) nobody who can reach Postgres.
@@ -133,7 +138,7 @@ class ApiClient:
             ) from None
         reply = _decode_reply(message.data)
         if reply.error is not None:
-            raise _translated(reply.error)
+            raise errors(reply.error) or _translated(reply.error)
         return msgspec.json.decode(bytes(reply.data or b"null"), type=reply_type)
 
 

@@ -36,6 +36,7 @@ from jm_nats.packer import Packer, encode_message, message_chunks
 from jm_nats.publisher import JetPublisher
 from jm_nats.receipts import ReceiptInbox
 from jm_nats.results import EndedJob, JobProgress, Timeout
+from jm_nats.schedule_client import ScheduleClient
 from jm_nats.subjects import Names
 
 Wait = Literal["queued", "recorded"]
@@ -206,6 +207,11 @@ class JobClient(Control):
     def api(self) -> ApiClient:
         """The coordinator's other operations: lists, attempts, rejected, counts."""
         return self._open().api
+
+    @property
+    def schedules(self) -> ScheduleClient:
+        """Recurring jobs: add, list, edit, pause, resume, run now, delete."""
+        return ScheduleClient(self._open().api)
 
     @property
     def link(self) -> NatsLink:

@@ -44,7 +44,7 @@ def declared(
             f"schedule {name or ''!r}: @app.schedule(...) goes above @app.handler(...), and not onto {handler!r:.60}"
         )
     name = handler.name if name is None else name
-    given = {kind: _text(expression) for kind, expression in kinds.items() if expression is not None}
+    given = {kind: expression_text(expression) for kind, expression in kinds.items() if expression is not None}
     if len(given) != 1:
         raise InvalidSettingError(f"schedule {name!r}: give exactly one of {', '.join(kinds)}, not {len(given)}")
     ((kind, expr),) = given.items()
@@ -66,7 +66,7 @@ def declared(
     return spec
 
 
-def _text(expression: str | float | timedelta) -> str:
+def expression_text(expression: str | float | timedelta) -> str:
     """An interval may be a number of seconds or a ``timedelta``."""
     if isinstance(expression, timedelta):
         expression = expression.total_seconds()

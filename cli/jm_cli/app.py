@@ -17,6 +17,7 @@ from jm_cli import (
     migrate,
     rejected,
     retention,
+    schedule,
     submit,
     top,
     up,
@@ -70,6 +71,7 @@ submit.add_to(app)
 job.add_to(app)
 job_control.add_to(job.app)
 audit.add_to(app)
+schedule.add_to(app)
 rejected.add_to(app)
 retention.add_to(app)
 migrate.add_to(app)

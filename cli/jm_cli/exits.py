@@ -15,12 +15,16 @@ from jm_core.errors import (
     DuplicateJobError,
     InvalidJobError,
     InvalidNameError,
+    InvalidScheduleError,
     InvalidSettingError,
     JmError,
     JobFailedError,
     NoSuchJobError,
+    NoSuchScheduleError,
     RejectedError,
     ResultTimeoutError,
+    ScheduleConflictError,
+    ScheduleRefusedError,
 )
 
 
@@ -48,9 +52,9 @@ MEANING: Final = {
     ExitCode.NATS: "NATS cannot be reached or used",
     ExitCode.POSTGRES: "Postgres cannot be reached or used",
     ExitCode.NO_COORDINATOR: "no coordinator answers, or it cannot write to Postgres",
-    ExitCode.NOT_FOUND: "no such job, rejected message, worker, bucket or cluster",
+    ExitCode.NOT_FOUND: "no such job, schedule, rejected message, worker, bucket or cluster",
     ExitCode.OUTCOME: "a job failed, was rejected (also by `--on-conflict reject`, or by an archived cluster), had not "
-    "ended in time, or an action on it was refused",
+    "ended in time, or an action on it or on a schedule was refused",
     ExitCode.NO_WORKER: "`jm doctor`: all is well, but no worker is alive; `jm worker`: it is gone, does not "
     "answer, or refuses",
     ExitCode.ALREADY_RUNNING: "`jm up` runs already on this data",
@@ -131,6 +135,9 @@ def _codes() -> list[tuple[tuple[type[BaseException], ...], ExitCode]]:
         ((NoCoordinatorError, ReceiptTimeoutError), ExitCode.NO_COORDINATOR),
         ((NoSuchJobError, ClusterUnknownError), ExitCode.NOT_FOUND),
         ((NoSuchWorkerError, WorkerRefusedError), ExitCode.NO_WORKER),
+        ((NoSuchScheduleError,), ExitCode.NOT_FOUND),
+        ((ScheduleConflictError,), ExitCode.OUTCOME),
+        ((InvalidScheduleError, ScheduleRefusedError), ExitCode.USAGE),
         ((JobFailedError, DuplicateJobError, RejectedError, ResultTimeoutError), ExitCode.OUTCOME),
         ((ClusterArchivedError, ActionRefusedError), ExitCode.OUTCOME),
         ((InvalidJobError, InvalidNameError, InvalidSettingError), ExitCode.USAGE),

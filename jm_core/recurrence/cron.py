@@ -97,18 +97,23 @@ def parse_cron(text: str, zone: str) -> Cron:
     if len(fields) == 5:
         fields.insert(0, ("0", 1))
     if len(fields) != 6:
-        year = "; there is no year field, give the schedule an end" if len(fields) == 7 else ""
-        raise InvalidScheduleError(
-            "cron",
-            f"{text!r}: {len(fields)} field{'s' * (len(fields) > 1)}{year}",
-            expected=("5: minute hour day-of-month month day-of-week", "6: with the second first"),
-            remedy="0 9 * * MON-FRI is 09:00 from Monday to Friday",
-        )
+        raise _miscounted(text, len(fields))
     parts = [_field(FIELDS[index], part, position) for index, (part, position) in enumerate(fields)]
     sim = _simulator(parts, text)
     full = (sim.seconds, 60), (sim.minutes, 60), (sim.hours, 24)
     stepping = any("*" in part or "/" in part for part in parts[:3]) or any(len(s) == n for s, n in full)
     return Cron(text, zone, " ".join(parts), stepping, sim)
+
+
+def _miscounted(text: str, count: int) -> InvalidScheduleError:
+    shown = text if len(text) <= 60 else text[:57] + "..."
+    remedy = "0 9 * * MON-FRI is 09:00 from Monday to Friday"
+    if count == 7:
+        remedy = "a field for the year there is not, give the schedule an end"
+    elif count > 7:
+        remedy = "put it in quotes, or the shell replaces each * by the names of files"
+    expected = ("5: minute hour day-of-month month day-of-week", "6: with the second first")
+    return InvalidScheduleError("cron", f"{shown!r}: {count} field{'s' * (count > 1)}", None, expected, remedy=remedy)
 
 
 def _without_macro(text: str) -> str:
