@@ -14,12 +14,14 @@ import anyio
 
 from jm_core import limits, rpc
 from jm_core.api_schedules import Origin, ScheduleSpec, ScheduleState
-from jm_core.errors import InvalidJobError, InvalidNameError, InvalidScheduleError
+from jm_core.errors import InvalidScheduleError
+from jm_core.payload import cut_text
 from jm_core.schedule_rules import check_declaration, same_recurrence
 from jm_core.static_schedules import Change, Create, Idle, Inactivate, Revive, Taken, actions_for, digest_of
-from jm_master.pg_errors import RowRefusedError
+from jm_master.pg_errors import RowRefusedError, StoreMisconfiguredError
 from jm_master.schedule_rows import shown_spec_of
 from jm_master.schedule_store import ScheduleWrite
+from jm_master.terms import LostTermError
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -96,8 +98,7 @@ class Declarations:
         if declared.keys() <= self._noted.keys() and now_s < self._look_at_s:
             return
         self._look_at_s = now_s + self._patience.idle_s / NOTES_PER_IDLE
-        if declared:
-            await self._database.ride_out(lambda: self._store.note(declared))
+        await self._note(declared)
         self._noted = declared
         await self._apply_all(declared, now_s - self._watched_since_s)
 
@@ -105,6 +106,20 @@ class Declarations:
         live = {worker.schedules for worker in self._view.workers.values()}
         self._sets = {digest: specs for digest, specs in self._sets.items() if digest in live}
         return {key: spec for specs in self._sets.values() for key, spec in specs.items()}
+
+    async def _note(self, declared: Declared) -> None:
+        """What Postgres cannot store (a NUL in a text) costs that declaration and no other."""
+        if not declared:
+            return
+        try:
+            await self._database.ride_out(lambda: self._store.note(declared))
+        except RowRefusedError as refused:
+            if len(declared) == 1:
+                ((name, _),) = declared
+                log.warning("declared schedule cannot be stored: %s", refused, extra={"schedule": ascii(name)})
+                return
+            for key, spec in declared.items():
+                await self._note({key: spec})
 
     async def _ask_for_unknown(self) -> None:
         """One worker for each set of declarations; who does not answer is asked again in the next pass."""
@@ -144,8 +159,10 @@ class Declarations:
         try:
             await self._database.ride_out(lambda: self._carry_out(name, action, declared, now))
             problem = None
-        except (InvalidScheduleError, InvalidJobError, InvalidNameError, RowRefusedError) as error:
-            problem = str(error)
+        except (LostTermError, StoreMisconfiguredError):
+            raise
+        except Exception as error:  # noqa: BLE001 - code that we do not know declared it: it costs nobody else anything
+            problem = cut_text(str(error) or type(error).__name__, limits.ERROR_BYTES_MAX)
         if digest and errors.get((name, digest)) != problem:
             if problem is not None:
                 log.error("declared schedule is not in force", extra={"schedule": name, "problem": problem})

@@ -8,8 +8,21 @@ from dataclasses import replace as changed
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec import Raw
 
 from jm_core import api_schedules as api
+from jm_core import rpc, wire
+from jm_core.api_schedules import ScheduleSpec
+from jm_core.ids import Term
+from jm_core.static_schedules import Patience
+from jm_core.wire import WorkerRecord
+from jm_master.config import PostgresConfig
+from jm_master.database import Database
+from jm_master.declaration_store import DeclarationStore
+from jm_master.declarations import Declarations
+from jm_master.registry_view import RegistryView
+from jm_master.schedule_store import ScheduleStore
+from jm_master.watch import Watch
 from jm_nats import JobMaster
 from jm_nats.config import NatsConfig
 from jm_nats.worker import Worker
@@ -186,3 +199,41 @@ async def test_the_next_leader_goes_on_where_the_last_one_stopped(
             async with deployment.worker(other="0 1 * * *"):
                 await deployment.becomes("other", state="active")
             assert (await deployment.get("report"))["state"] == "inactive"
+
+
+async def test_a_declaration_that_makes_no_sense_costs_no_other(database: str) -> None:
+    """As a worker of another make, or version, might announce it."""
+    odd = [
+        ScheduleSpec(name="nul", kind="cron", expr="\0", handler="report"),
+        ScheduleSpec(name="nul\0", kind="cron", expr="* * * * *", handler="report"),
+        ScheduleSpec(name="no expression", kind="cron", expr="oops", handler="report"),
+        ScheduleSpec(name="list", kind="cron", expr="* * * * *", handler="report", args=Raw(b"[1]")),
+        ScheduleSpec(name="far", kind="every", expr="1s", handler="report", jitter_s=1e300),
+        ScheduleSpec(name="good", kind="cron", expr="* * * * *", handler="report"),
+    ]
+
+    class Rpc:
+        async def ask(self, worker: str, request: rpc.Declared) -> rpc.Answer:
+            assert worker == "w"
+            return rpc.Answer(schedules=odd[request.start : request.start + 2], more=request.start + 2 < len(odd))
+
+    view = RegistryView()
+    record = WorkerRecord("w", "1", "host", 1, 0.0, 1, ["default"], ["report"], schedules="digest")
+    view.set_worker("w", wire.encode(record))
+    async with Database(PostgresConfig(dsn=database)) as db, Sql(database) as sql:
+        declarations = Declarations(
+            db,
+            DeclarationStore(db, Term(0)),
+            ScheduleStore(db, Term(0)),
+            view,
+            Rpc(),
+            watch=Watch(LEASE_S),
+            patience=Patience(IDLE_S, INACTIVE_S),
+            zone="UTC",
+        )
+        await declarations.look_once(now_s=0.0)
+        assert [row["name"] for row in await sql.rows("SELECT name FROM schedule")] == ["good"]
+        errors = {row["name"]: row["error"] for row in await sql.rows("SELECT name, error FROM schedule_version")}
+        assert errors.pop("good") is None
+        assert set(errors) == {"no expression", "list", "far"}
+        assert all(errors.values())

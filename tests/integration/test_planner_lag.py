@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -28,13 +28,13 @@ SELECT extract(epoch FROM recorded_at - first_at)::float8 FROM schedule_skip WHE
 """
 
 
-async def insert(sql: Sql, count: int, expr: str, **columns: Any) -> None:
-    """``expr`` is SQL over ``n``."""
-    names = "".join(f", {name}" for name in columns)
-    values = "".join(f", {value!r}" for value in columns.values())
+async def insert(sql: Sql, count: int, expr: str, **columns: str) -> None:
+    """``expr`` and the values of ``columns`` are SQL over ``n``."""
+    given = {"kind": "'cron'", **columns}
+    names, values = ", ".join(given), ", ".join(given.values())
     await sql.rows(
-        f"INSERT INTO schedule (name, kind, handler, expr{names}) "
-        f"SELECT 's' || n, 'cron', 'noop', {expr}{values} FROM generate_series(1, {count}) AS n"
+        f"INSERT INTO schedule (name, handler, expr, {names}) "
+        f"SELECT 's' || n, 'noop', {expr}, {values} FROM generate_series(1, {count}) AS n"
     )
 
 
@@ -62,7 +62,8 @@ async def test_ten_thousand_schedules_that_are_decided_at_their_instant_are_late
 ) -> None:
     """Each of them once a minute, spread over it: 167 instants a second."""
     async with coordinating(nats_server.url, database, cluster_name), Sql(database) as sql:
-        await insert(sql, SCHEDULES, "(n % 60) || ' * * * * *'", overlap="skip")
+        start = "date_trunc('second', now()) - n % 60 * interval '1 second'"
+        await insert(sql, SCHEDULES, "'60s'", kind="'every'", starts_at=start, overlap="'skip'")
         print(f"{SCHEDULES} new schedules were planned within {await all_looked_at(sql):.1f} s")  # noqa: T201
         since = datetime.now(UTC)
         until = since + timedelta(seconds=MEASURED_S)
@@ -84,7 +85,7 @@ async def test_five_thousand_schedules_of_one_instant_are_all_there_within_secon
     """BR-173: all within 30 s, none skipped; with overlap allow they wait beforehand."""
     async with coordinating(nats_server.url, database, cluster_name), Sql(database) as sql:
         at = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=15)
-        await insert(sql, SCHEDULES // 2, f"'{at.second} {at.minute} {at.hour} * * *'", overlap=overlap)
+        await insert(sql, SCHEDULES // 2, f"'{at.second} {at.minute} {at.hour} * * *'", overlap=f"'{overlap}'")
         await all_looked_at(sql)
         assert datetime.now(UTC) < at, "the machine was too slow to plan them before their instant"
 
