@@ -24,6 +24,7 @@ class JobFilter(Struct, omit_defaults=True):
     lane: str | None = None
     priority: str | None = None
     metadata: dict[str, str] = {}
+    schedule: str | None = None  # that made them
     queued_from: datetime | None = None
     queued_until: datetime | None = None
     due_from: datetime | None = None

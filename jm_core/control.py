@@ -20,6 +20,13 @@ ACTOR_CHARS_MAX: Final = 100
 REASON_CHARS_MAX: Final = 500
 
 
+# What is done to schedules is on record under the names of their operations (jm_core/api_schedules.py).
+SCHEDULE_ACTION: Final = "schedule-"
+SCHEDULE_ACTIONS: Final = tuple(
+    f"{SCHEDULE_ACTION}{verb}" for verb in ("add", "edit", "pause", "resume", "run-now", "delete")
+)
+
+
 class Action(StrEnum):
     """What an operator can do to a job."""
 
@@ -46,6 +53,9 @@ BULK_DEFAULT: Final[Mapping[Action, frozenset[S]]] = {
     **APPLIES_TO,
     Action.REQUEUE: frozenset({S.FAILED, S.CANCELLED, S.QUARANTINED}),
 }
+
+
+AUDITED: Final = (*(action.value for action in Action), *SCHEDULE_ACTIONS)  # what the record of operator actions has
 
 
 def refusal(action: Action, status: S | None) -> str:

@@ -11,6 +11,7 @@ from jm_core.ids import parse_handler_name, parse_job_id
 from jm_core.intake import check_fields
 from jm_core.model import PRIORITY_BY_LABEL, STATUS_BY_LABEL, JobStatus
 from jm_core.payload import check_args
+from jm_core.schedule_rules import check_schedule_name
 from jm_core.wire import Submission
 
 TAKES: Final[Mapping[Action, frozenset[str]]] = {
@@ -79,6 +80,8 @@ def check_filter(wanted: JobFilter) -> None:
     )
     if wanted.handler is not None:
         parse_handler_name(wanted.handler)
+    if wanted.schedule is not None:
+        check_schedule_name(wanted.schedule)
     for name in ("queued_from", "queued_until", "due_from", "due_until"):
         at = getattr(wanted, name)
         if at is not None and at.tzinfo is None:

@@ -18,7 +18,7 @@ from jm_nats.crashpoints import reach
 from jm_nats.errors import AgentError, NoSuchStreamError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from jm_core.control import CancelOrder
     from jm_master.cancel_store import CancelStore, Found
@@ -49,13 +49,16 @@ class Canceller:
         *,
         ledger: Ledger,
         waiters: ResultWaiters,
+        others: Callable[[], bool] = lambda: False,
     ) -> None:
+        """Args: others: whether there are other agents, whose leaders may write orders for our workers."""
         self._database = database
         self.store = store
         self._publisher = publisher
         self._names = names
         self._ledger = ledger
         self._waiters = waiters
+        self._others = others
         self._wake = Wake()
 
     async def cancel(self, ids: Sequence[str], *, by: str, reason: str, force: bool = False) -> list[Found]:
@@ -96,7 +99,7 @@ class Canceller:
         """Until cancelled: send what is to be sent, at once when there is something new."""
         while True:
             left = await self.tell_once()
-            await self._wake.wait(RETELL_S if left else IDLE_S)
+            await self._wake.wait(RETELL_S if left or self._others() else IDLE_S)
 
     async def tell_once(self) -> int:
         """One pass; how many orders are left to be sent, or to take effect."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from jm_core.agent_names import agent_of
 from jm_core.control import CancelOrder, cancel_text
 from jm_core.model import JobStatus
 from jm_master.queries import named
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Found(Struct, frozen=True):
-    """A job as the cancel found it. ``became`` None: nothing was changed."""
+    """A job as the cancel found it. ``became`` None: nothing was changed; ``bucket``: of our agent."""
 
     id: str
     handler: str
@@ -62,7 +63,7 @@ class CancelStore:
                 JobStatus(row["was"]),
                 None if row["became"] is None else JobStatus(row["became"]),
                 row["asked_before"],
-                row["bucket_id"],
+                self._ours(row["bucket_id"]),
                 row["worker_id"],
                 row["dispatch"],
                 row["run_at"],
@@ -71,10 +72,17 @@ class CancelStore:
             if row["id"] is not None
         ]
 
+    def _ours(self, stored: str | None) -> str | None:
+        """The bucket by its own name. None: there is none, or it is another agent's, whose leader sees to it."""
+        if stored is None or agent_of(stored) != self._database.agent:
+            return None
+        return self._database.bare(stored)
+
     async def orders(self, count_max: int) -> list[tuple[str, CancelOrder]]:
-        """(bucket, order) of those that are due to be sent, or sent again."""
-        rows = await self._database.fetch(self._sql["load_orders"], count_max)
-        return [(row["bucket_id"], CancelOrder(row["job_id"], row["dispatch"], row["why"])) for row in rows]
+        """(bucket, order) of those that are to be sent, or sent again: for our agent's buckets, whoever wrote them."""
+        rows = await self._database.fetch(self._sql["load_orders"], count_max, self._database.prefix)
+        bare = self._database.bare
+        return [(bare(row["bucket_id"]), CancelOrder(row["job_id"], row["dispatch"], row["why"])) for row in rows]
 
     async def mark_told(self, orders: Sequence[CancelOrder]) -> None:
         ids, dispatches = [order.id for order in orders], [order.dispatch for order in orders]
@@ -82,7 +90,7 @@ class CancelStore:
 
     async def forget_orders(self) -> int:
         """How many are left: of jobs that still run, or that nobody could be told of."""
-        return int(await self._database.fetchval(self._sql["forget_orders"]))
+        return int(await self._database.fetchval(self._sql["forget_orders"], self._database.prefix))
 
     async def end_cancelled(
         self, ends: Sequence[End], places: Sequence[int], workers: Sequence[str], buckets: Sequence[str]
@@ -92,7 +100,7 @@ class CancelStore:
             self._sql["end_cancelled"],
             self._term,
             workers,
-            buckets,
+            [self._database.stored(bucket) for bucket in buckets],
             [end.id for end in ends],
             [end.dispatch for end in ends],
             [end.attempt for end in ends],

@@ -10,7 +10,7 @@ import anyio
 from jm_core import api_control
 from jm_core.api import JobRef
 from jm_core.api_control import AuditQuery, AuditRef, ControlReply, ControlRequest, History, HistoryEntry
-from jm_core.control import Action
+from jm_core.control import AUDITED, Action
 from jm_core.control_checks import checked
 from jm_core.errors import InvalidJobError
 from jm_core.ids import parse_job_id
@@ -89,8 +89,8 @@ class ControlService:
 
     async def _audit(self, data: bytes) -> Struct:
         query = decoded(data, AuditQuery)
-        if query.action is not None and query.action not in list(Action):
-            raise InvalidJobError("action", f"{query.action[:40]!r} is unknown", remedy=f"use {', '.join(Action)}")
+        if query.action is not None and query.action not in AUDITED:
+            raise InvalidJobError("action", f"{query.action[:40]!r} is unknown", remedy=f"use {', '.join(AUDITED)}")
         query.before = query.before and parse_job_id(query.before)
         return await self._control.store.actions(query)
 

@@ -188,7 +188,7 @@ class ControlStore:
             change.lane,
         )
         recalled = [
-            Recalled(row["bucket_id"], row["run_at"])
+            Recalled(self._database.bare(row["bucket_id"]), row["run_at"])
             for row in rows
             if row["changed"] and row["was"] == JobStatus.IN_BUCKET
         ]
@@ -258,9 +258,9 @@ class ControlStore:
     # Looking.
 
     async def in_buckets(self, ids: Sequence[str]) -> list[tuple[str, int, str]]:
-        """Of these jobs, those that lie in one: (id, dispatch, bucket)."""
-        rows = await self._database.fetch(self._sql["load_in_buckets"], ids)
-        return [(row["id"], row["dispatch"], row["bucket_id"]) for row in rows]
+        """Of these jobs, those that lie in one of our agent's: (id, dispatch, bucket)."""
+        rows = await self._database.fetch(self._sql["load_in_buckets"], ids, self._database.prefix)
+        return [(row["id"], row["dispatch"], self._database.bare(row["bucket_id"])) for row in rows]
 
     async def would_do(self, action: Action, ids: Sequence[str]) -> list[JobVerdict]:
         """The verdicts of the moment, without doing anything."""
@@ -291,7 +291,7 @@ def _like(action: Action, wanted: JobFilter | None) -> tuple[Any, ...]:
     """The arguments of ``jobs_like``."""
     statuses = statuses_of(action, wanted)
     if wanted is None:
-        return statuses, None, None, None, None, None, None, None, None
+        return statuses, None, None, None, None, None, None, None, None, None
     return (
         statuses,
         wanted.handler,
@@ -302,6 +302,7 @@ def _like(action: Action, wanted: JobFilter | None) -> tuple[Any, ...]:
         wanted.queued_until,
         wanted.due_from,
         wanted.due_until,
+        wanted.schedule,
     )
 
 

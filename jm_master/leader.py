@@ -1,4 +1,4 @@
-"""One term of leadership: makes the duties and wires them to each other."""
+"""One term of leadership: takes the term, finds out what is out, and runs the duties."""
 
 from __future__ import annotations
 
@@ -9,49 +9,11 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from jm_core.retention import parse_retention
-from jm_core.static_schedules import Patience
-from jm_master.agents import Agents
-from jm_master.ahead import Ahead
-from jm_master.assign import Assigner
-from jm_master.cancel import Canceller
-from jm_master.cancel_store import CancelStore
-from jm_master.cluster_api import ClusterApi
-from jm_master.cluster_duty import ClusterDuty
-from jm_master.control import Control
-from jm_master.control_service import ControlService
-from jm_master.control_store import ControlStore
-from jm_master.declaration_store import DeclarationStore
-from jm_master.declarations import Declarations
-from jm_master.dispatch_store import DispatchStore
-from jm_master.fallback import FallbackDuty
-from jm_master.job_store import JobStore
 from jm_master.leadership import take_term
 from jm_master.ledger import LATER_HORIZON_S, Ledger
-from jm_master.lost import Undertaker
-from jm_master.outbox import Outbox
-from jm_master.placer import Placer
-from jm_master.plan_store import PlanStore
-from jm_master.planner import Planner
-from jm_master.recall import Recaller
-from jm_master.reconcile import Reconciler, Wired, follow_hints
-from jm_master.record_store import RecordStore
-from jm_master.recorder import Recorder
-from jm_master.retention import Retainer
-from jm_master.retention_service import RetentionService
-from jm_master.retention_store import RetentionStore
-from jm_master.runs import RunSender
-from jm_master.save_store import SaveStore
-from jm_master.saver import Saver
-from jm_master.schedule_service import ScheduleService
-from jm_master.schedule_store import ScheduleStore
-from jm_master.service import Service
-from jm_master.waiters import ResultWaiters
-from jm_master.wake import Wake
-from jm_master.worker_rpc import WorkerRpc
-from jm_master.writer import Writer, WriterConfig
-from jm_nats.kv import CasKv
-from jm_nats.provision import BUCKET_ACK_WAIT_S, delete_consumer, ensure_cluster
+from jm_master.reconcile import follow_hints
+from jm_master.wiring import Wiring
+from jm_nats.provision import delete_consumer, ensure_cluster
 from jm_nats.publisher import JetPublisher
 from jm_nats.pull import PullReader
 from jm_nats.subjects import PENDING_CONSUMER, RECORDER_CONSUMER
@@ -60,7 +22,6 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Awaitable, Callable
 
-    from jm_core.ids import Term
     from jm_master.agent_store import AgentStore
     from jm_master.config import CoordinatorConfig
     from jm_master.database import Database
@@ -96,11 +57,7 @@ class Leader:
         self._registry = registry
         self._watch = watch
         self._agent_store = agent_store
-        self._rpc = WorkerRpc(link, names)
         self._duties = duties
-        self._waiters = ResultWaiters()
-        self._assign = Wake()
-        self._plan = Wake()
         self._ledger = Ledger(registry.view)
 
     async def run(self, holder: str, leading: asyncio.Event) -> None:
@@ -114,51 +71,65 @@ class Leader:
         term = await take_term(self._database, holder, after=known, on_older=self._duties.older_term)
         self._duties.terms.latest = term
         await self._agent_store.settle(term)
-        settings = self._settings(term)
-        await settings.load()
-        agents = Agents(self._database, self._registry.view, term=term)
-        await agents.look_once()
-        dispatch = DispatchStore(self._database, term)
-        counts = await self._database.ride_out(lambda: dispatch.count_in_buckets(later_s=LATER_HORIZON_S))
-        self._ledger.seed(counts)
         async with AsyncExitStack() as stack:
             publisher = await stack.enter_async_context(JetPublisher(self._link))
-            sender = RunSender(publisher, self._names)
-            outbox = Outbox(self._database, dispatch, sender, age_s=self._config.outbox_age_s)
+            wired = Wiring(
+                self._config,
+                self._names,
+                self._link,
+                self._database,
+                self._registry,
+                watch=self._watch,
+                ledger=self._ledger,
+                publisher=publisher,
+                term=term,
+            )
+            await self._look_around(wired)
             await self._take_consumers()
             pending = await stack.enter_async_context(self._pending())
             events = await stack.enter_async_context(self._events())
-            recorder = self._recorder(events, term)
-            canceller = self._canceller(publisher, term)
-            ahead = Ahead(self._database, term)
-            await self._database.ride_out(ahead.load)
-            control = self._control(canceller, term, ahead)
-            retainer = self._retainer(term)
-            async with anyio.create_task_group() as tasks:
-                fallback, reconciler = self._fallback(dispatch), self._reconciler(recorder)
-                duties: dict[str, Callable[[], Awaitable[None]]] = {
-                    "settings": settings.run,
-                    "agents": agents.run,
-                    "outbox": outbox.run,
-                    "recorder": recorder.run,
-                    "writer": self._writer(pending, sender, outbox, canceller, term=term, ahead=ahead).run,
-                    "assigner": self._assigner(dispatch, sender, outbox, term).run,
-                    "undertaker": self._undertaker(recorder, term).run,
-                    "fallback": fallback.run,
-                    "canceller": canceller.run,
-                    "control": control.run,
-                    "retention": retainer.run,
-                    "reconciler": reconciler.run,
-                    "planner": self._planner(term).run,
-                    "declarations": self._declarations(term).run,
-                    "hints": partial(follow_hints, self._link, self._names, reconciler),
-                }
-                for name, work in duties.items():
-                    tasks.start_soon(self._duties.run, name, work)
-                await tasks.start(self._service(fallback, settings, agents, control, retainer, term=term).run)
-                log.info("leading", extra={"holder": holder, "term": term})
-                self._duties.all_run()
-                leading.set()
+            await self._serve(wired, pending, events, partial(self._lead, holder, leading, wired))
+
+    async def _look_around(self, wired: Wiring) -> None:
+        """What has to be known before the first job is saved or assigned."""
+        await wired.settings.load()
+        await wired.agents.look_once()
+        await self._database.ride_out(wired.ahead.load)
+        counts = await self._database.ride_out(lambda: wired.dispatch.count_in_buckets(later_s=LATER_HORIZON_S))
+        self._ledger.seed(counts)
+
+    async def _serve(
+        self, wired: Wiring, pending: PullReader, events: PullReader, on_leading: Callable[[], None]
+    ) -> None:
+        recorder, fallback, control = wired.recorder(events), wired.fallback(), wired.control()
+        retainer, reconciler = wired.retainer(), wired.reconciler(recorder)
+        duties: dict[str, Callable[[], Awaitable[None]]] = {
+            "settings": wired.settings.run,
+            "agents": wired.agents.run,
+            "outbox": wired.outbox.run,
+            "recorder": recorder.run,
+            "writer": wired.writer(pending).run,
+            "assigner": wired.assigner().run,
+            "undertaker": wired.undertaker(recorder).run,
+            "fallback": fallback.run,
+            "canceller": wired.canceller.run,
+            "control": control.run,
+            "retention": retainer.run,
+            "reconciler": reconciler.run,
+            "planner": wired.planner().run,
+            "declarations": wired.declarations().run,
+            "hints": partial(follow_hints, self._link, self._names, reconciler),
+        }
+        async with anyio.create_task_group() as tasks:
+            for name, work in duties.items():
+                tasks.start_soon(self._duties.run, name, work)
+            await tasks.start(wired.service(fallback, control, retainer).run)
+            on_leading()
+
+    def _lead(self, holder: str, leading: asyncio.Event, wired: Wiring) -> None:
+        log.info("leading", extra={"holder": holder, "term": wired.term})
+        self._duties.all_run()
+        leading.set()
 
     async def _take_consumers(self) -> None:
         """Make the two consumers anew.
@@ -183,179 +154,3 @@ class Leader:
     def _events(self) -> PullReader:
         stream = self._names.events_stream
         return PullReader(self._link, stream, RECORDER_CONSUMER, batch=EVENT_MESSAGES_MAX, max_bytes=READ_BYTES_MAX)
-
-    def _writer(
-        self, reader: PullReader, sender: RunSender, outbox: Outbox, canceller: Canceller, *, term: Term, ahead: Ahead
-    ) -> Writer:
-        config = self._config
-        placer = Placer(self._ledger, wait_s=config.credit_wait_s)
-        saver = Saver(
-            self._database,
-            SaveStore(self._database, term, ahead),
-            placer,
-            sender,
-            outbox,
-            canceller=canceller,
-            assign=self._assign,
-            term=term,
-            threshold_s=config.transient_threshold_s,
-            ahead=ahead,
-        )
-        return Writer(
-            self._link,
-            reader,
-            saver,
-            view=self._registry.view,
-            cluster=self._names.cluster,
-            config=WriterConfig(config.save_workers, config.save_batch_jobs, agent_prefix=self._database.prefix),
-        )
-
-    def _recorder(self, reader: PullReader, term: Term) -> Recorder:
-        return Recorder(
-            reader,
-            self._database,
-            RecordStore(self._database, term),
-            self._ledger,
-            self._registry.view,
-            cancels=CancelStore(self._database, term),
-            waiters=self._waiters,
-            assign=self._assign,
-            term=term,
-            batch_events=self._config.record_batch_events,
-        )
-
-    def _canceller(self, publisher: JetPublisher, term: Term) -> Canceller:
-        store = CancelStore(self._database, term)
-        return Canceller(self._database, store, publisher, self._names, ledger=self._ledger, waiters=self._waiters)
-
-    def _assigner(self, dispatch: DispatchStore, sender: RunSender, outbox: Outbox, term: Term) -> Assigner:
-        return Assigner(
-            self._database,
-            dispatch,
-            sender,
-            self._ledger,
-            self._registry.view,
-            outbox=outbox,
-            wake=self._assign,
-            term=term,
-            threshold_s=self._config.transient_threshold_s,
-            poll_s=self._config.poll_s,
-        )
-
-    def _planner(self, term: Term) -> Planner:
-        return Planner(
-            self._database,
-            PlanStore(self._database, term),
-            self._registry.view,
-            assign=self._assign,
-            wake=self._plan,
-            term=term,
-            cluster=self._names.cluster,
-            zone=self._config.schedule_zone,
-            threshold_s=self._config.transient_threshold_s,
-            poll_s=self._config.poll_s,
-        )
-
-    def _undertaker(self, recorder: Recorder, term: Term) -> Undertaker:
-        return Undertaker(
-            self._link,
-            self._names,
-            registry=self._registry,
-            watch=self._watch,
-            database=self._database,
-            recorder=recorder,
-            ledger=self._ledger,
-            term=term,
-        )
-
-    def _reconciler(self, recorder: Recorder) -> Reconciler:
-        ports = Wired(self._link, self._names, database=self._database, recorder=recorder, rpc_to=self._rpc)
-        reconcile_s = self._config.reconcile_s
-        patience_s = max(reconcile_s, BUCKET_ACK_WAIT_S)
-        return Reconciler(ports, self._registry.view, reconcile_s=reconcile_s, patience_s=patience_s)
-
-    def _fallback(self, dispatch: DispatchStore) -> FallbackDuty:
-        return FallbackDuty(
-            self._database,
-            dispatch,
-            self._registry.view,
-            self._rpc,
-            assign=self._assign,
-            watch=self._watch,
-            threshold_s=self._config.no_bucket_threshold_s,
-        )
-
-    def _settings(self, term: Term) -> ClusterDuty:
-        kv = CasKv(self._link, self._names.cluster_kv)
-        return ClusterDuty(self._link, kv, self._database, self._registry.view, assign=self._assign, term=term)
-
-    def _control(self, canceller: Canceller, term: Term, ahead: Ahead) -> Control:
-        recaller = Recaller(self._link, self._names, self._rpc, self._registry.view)
-        return Control(
-            self._database,
-            ControlStore(self._database, term, canceller.store, ahead),
-            canceller,
-            recaller,
-            ahead,
-            ledger=self._ledger,
-            view=self._registry.view,
-            assign=self._assign,
-        )
-
-    def _retainer(self, term: Term) -> Retainer:
-        retention = parse_retention(self._config.retention)
-        return Retainer(RetentionStore(self._database, term, retention), retention)
-
-    def _service(
-        self,
-        fallback: FallbackDuty,
-        settings: ClusterDuty,
-        agents: Agents,
-        control: Control,
-        retainer: Retainer,
-        *,
-        term: Term,
-    ) -> Service:
-        store = JobStore(self._database)
-        cluster = ClusterApi(
-            self._names.cluster, self._registry.view, settings, agents, self._ledger, fallback.unserved
-        )
-        schedules = ScheduleService(
-            self._schedule_store(term),
-            self._registry.view,
-            zone=self._config.schedule_zone,
-            inactive_s=self._config.schedule_inactive_s,
-            assign=self._assign,
-        )
-        return Service(
-            self._link,
-            self._names,
-            store,
-            self._waiters,
-            unserved=fallback.unserved,
-            operations={
-                **cluster.operations,
-                **schedules.operations(),
-                **ControlService(control, store).operations(),
-                **RetentionService(retainer).operations(),
-            },
-            archived=cluster.archived,
-            waits=cluster.waits,
-            others=lambda: self._registry.view.elsewhere.is_there,
-        )
-
-    def _declarations(self, term: Term) -> Declarations:
-        patience = Patience(self._config.schedule_idle_s, self._config.schedule_inactive_s)
-        return Declarations(
-            self._database,
-            DeclarationStore(self._database, term),
-            self._schedule_store(term),
-            self._registry.view,
-            self._rpc,
-            watch=self._watch,
-            patience=patience,
-            zone=self._config.schedule_zone,
-        )
-
-    def _schedule_store(self, term: Term) -> ScheduleStore:
-        return ScheduleStore(self._database, term, on_change=self._plan.set)

@@ -71,12 +71,14 @@ class PlanStore:
         return NextLook(row["in_s"], row["queued"])
 
     async def commit(self, batch: Sequence[Planned]) -> Committed | TermLost:
-        """One statement, or, where a job met its unique key, two in one transaction. Safe to repeat."""
+        """One statement, or, where jobs have unique keys, a few in one transaction. Safe to repeat."""
         arguments = (self._term, *_plan_columns(batch), *_job_columns(batch), *_skip_columns(batch))
-        if not any(planned.ids and planned.job.unique_key is not None for planned in batch):
+        keys = sorted({key for planned in batch if planned.ids and (key := planned.job.unique_key) is not None})
+        if not keys:
             row = await self._database.fetchrow(self._sql["commit_plans"], *arguments)
             return _committed(row)
         async with self._database.connection() as connection, connection.transaction():
+            await connection.execute(self._sql["free_keys"], keys)
             answer = _committed(await connection.fetchrow(self._sql["commit_plans"], *arguments))
             if isinstance(answer, Committed):
                 await self._record_duplicates(connection, [batch[place] for place in answer.applied], answer.made)

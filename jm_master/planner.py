@@ -28,7 +28,7 @@ from jm_nats import telemetry
 from jm_nats.crashpoints import reach
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import asyncpg
 
@@ -65,6 +65,7 @@ class Planner:
     Args:
         assign: woken when a job is due at once.
         wake: set by whoever changes a schedule.
+        may_plan: whether the cluster takes new jobs; an archived one does not.
         zone: of schedules that have none of their own.
         threshold_s: jobs due within it may lie in buckets; what is planned ahead reaches beyond it.
     """
@@ -77,6 +78,7 @@ class Planner:
         *,
         assign: Wake,
         wake: Wake,
+        may_plan: Callable[[], bool] = lambda: True,
         term: Term,
         cluster: str,
         zone: str,
@@ -88,6 +90,7 @@ class Planner:
         self._view = view
         self._assign = assign
         self._wake = wake
+        self._may_plan = may_plan
         self._term = term
         self._cluster = cluster
         self._zone = zone
@@ -103,6 +106,9 @@ class Planner:
             LostTermError: somebody else leads.
         """
         while True:
+            if not self._may_plan():  # what is missed meanwhile each schedule's misfire policy decides about
+                await self._wake.wait(self._idle_s)
+                continue
             if looked_at := await self.plan_once():
                 await anyio.sleep(GAP_S if looked_at < BATCH_MAX else 0)
                 continue

@@ -16,7 +16,6 @@ from jm_core.payload import cut_text
 from jm_master.queries import named
 from jm_master.schedule_rows import columns_of
 from jm_master.terms import LostTermError
-from jm_master.withdraw import RecordOnly
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -76,7 +75,7 @@ class Held:
         return ScheduleState(self.row["state"])
 
     async def pause(self, *, by: str, reason: str) -> None:
-        await self._stop(ScheduleState.PAUSED, SkipReason.PAUSED, by, _why(self.name, "paused", by, reason))
+        await self._stop(ScheduleState.PAUSED, SkipReason.PAUSED, by, _why(self.name, "paused", reason))
 
     async def inactivate(self) -> None:
         why = f"schedule {self.name!r} is inactive: no worker declares it any more"
@@ -88,7 +87,7 @@ class Held:
     async def change(
         self, spec: ScheduleSpec, *, by: str, reason: str = "", digest: str | None = None, same_recurrence: bool
     ) -> None:
-        why = _why(self.name, "changed", by, reason)
+        why = _why(self.name, "changed", reason)
         # What came to pass while it was done is no gap to be made up for.
         keep_late = same_recurrence and self.state is not ScheduleState.DONE
         await self._take_back(self.now, by=by, why=why, keep_late=keep_late)
@@ -100,11 +99,13 @@ class Held:
             await self._execute("drop_queued", self.name, reason.value, queued.isoformat())
 
     async def delete(self, *, by: str, reason: str) -> None:
-        await self._take_back(None, by=by, why=_why(self.name, "deleted", by, reason), keep_late=False)
+        await self._take_back(None, by=by, why=_why(self.name, "deleted", reason), keep_late=False)
         await self._execute("delete_schedule", self.name)
 
     async def run_now(self, job: NewJob, metadata: str) -> bool:
         """False: its id or its unique key is taken."""
+        if job.unique_key is not None:
+            await self._execute("free_key", job.unique_key)
         made = await self._connection.fetchval(
             self._sql["run_now"],
             self.name,
@@ -152,14 +153,14 @@ class ScheduleStore:
         database: Database,
         term: Term,
         *,
-        withdrawer: Withdrawer | None = None,
+        withdrawer: Withdrawer,
         audit: Callable[[Connection, ScheduleWrite], Awaitable[None]] = no_audit,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._database = database
         self._term = term
         self._sql = named("schedule", database.schema)
-        self._withdrawer = withdrawer or RecordOnly(database.schema)
+        self._withdrawer = withdrawer
         self._audit = audit
         self._on_change = on_change
 
@@ -232,5 +233,5 @@ def _with_count(write: ScheduleWrite, cancelled: int) -> ScheduleWrite:
     return ScheduleWrite(write.action, write.name, write.by, write.reason, cancelled, write.job_id)
 
 
-def _why(name: str, what: str, by: str, reason: str) -> str:
-    return f"schedule {name!r} {what}" + (f" by {by}" if by else "") + (f": {reason}" if reason else "")
+def _why(name: str, what: str, reason: str) -> str:
+    return f"schedule {name!r} {what}" + (f": {reason}" if reason else "")

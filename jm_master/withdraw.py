@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
-
-from jm_master.queries import named
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from jm_master.cancel import Canceller
     from jm_master.database import Connection
+
+BY_NOBODY: Final = "unknown"
 
 
 class Withdrawer(Protocol):
@@ -23,16 +25,12 @@ class Withdrawer(Protocol):
         """
 
 
-class RecordOnly:
-    """The record says cancelled, and an outcome that comes is refused by it; no worker is told."""
+class TellWorkers:
+    """As an operator cancels: the worker that has the job is told, its slot in the ledger is free again."""
 
-    def __init__(self, schema: str) -> None:
-        self._sql = named("schedule", schema)
+    def __init__(self, canceller: Canceller) -> None:
+        self._canceller = canceller
 
-    async def cancel(self, connection: Connection, ids: Sequence[str], *, by: str, why: str) -> Callable[[], None]:  # noqa: ARG002
-        await connection.execute(self._sql["cancel_planned"], ids, why)
-        return _nobody
-
-
-def _nobody() -> None:
-    """Nobody need be told."""
+    async def cancel(self, connection: Connection, ids: Sequence[str], *, by: str, why: str) -> Callable[[], None]:
+        found = await self._canceller.store.cancel(connection, ids, by=by or BY_NOBODY, reason=why, force=False)
+        return partial(self._canceller.committed, found)

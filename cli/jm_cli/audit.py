@@ -25,7 +25,11 @@ def list_actions(
     by: Annotated[str | None, typer.Option("--of", metavar="NAME", help="Only this actor's.")] = None,
     action: Annotated[
         str | None,
-        typer.Option("--action", metavar="cancel|requeue|run-now|reschedule|priority", help="Only these."),
+        typer.Option(
+            "--action",
+            metavar="ACTION",
+            help="Only these, e.g. cancel, requeue, schedule-edit.",
+        ),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", help=f"At most so many, up to {LIMIT_MAX}.", metavar="N")] = 50,
     before: Annotated[str | None, typer.Option("--before", metavar="ID", help="Page on: older than this one.")] = None,
@@ -39,13 +43,13 @@ def list_actions(
         jm audit list --of anna@web-7 --action cancel
     """
     from jm_core.api_control import AuditQuery  # noqa: PLC0415
-    from jm_core.control import Action  # noqa: PLC0415
+    from jm_core.control import AUDITED  # noqa: PLC0415
     from jm_core.ids import parse_job_id  # noqa: PLC0415
 
     if not 1 <= limit <= LIMIT_MAX:
         raise UsageError(f"--limit is {limit}; it must be 1 to {LIMIT_MAX}, page on with --before")
-    if action is not None and action not in list(Action):
-        raise UsageError(f"--action {action!r} is unknown; use {', '.join(Action)}")
+    if action is not None and action not in AUDITED:
+        raise UsageError(f"--action {action!r} is unknown; use {', '.join(AUDITED)}")
     query = AuditQuery(limit, before and parse_job_id(before), by, action)
 
     async def ask() -> "AuditList":

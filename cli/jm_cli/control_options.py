@@ -44,6 +44,9 @@ class TargetOptions:
     meta: Annotated[
         list[str] | None, typer.Option("--meta", metavar="KEY=VALUE", help="With this metadata; repeatable.")
     ] = None
+    schedule: Annotated[str | None, typer.Option("--schedule", metavar="NAME", help="That this schedule has made.")] = (
+        None
+    )
     queued_after: Annotated[
         str | None, typer.Option("--queued-after", metavar="TIME", help="Submitted then or later.")
     ] = None
@@ -86,6 +89,7 @@ class TargetOptions:
             lane=self.of_lane,
             priority=self.of_priority and parse_priority(self.of_priority).label,
             metadata=metadata_of(self.meta) or {},
+            schedule=self.schedule,
             queued_from=_instant(self.queued_after, "--queued-after"),
             queued_until=_instant(self.queued_before, "--queued-before"),
             due_from=_instant(self.due_after, "--due-after"),

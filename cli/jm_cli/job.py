@@ -39,6 +39,9 @@ def list_jobs(
     priority: Annotated[
         str | None, typer.Option("--priority", metavar=PRIORITY_NAMES, help="Only this priority's.")
     ] = None,
+    schedule: Annotated[
+        str | None, typer.Option("--schedule", metavar="NAME", help="Only those that this schedule has made.")
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", help=f"At most so many, up to {LIMIT_MAX}.", metavar="N")] = 50,
     before: Annotated[
         str | None, typer.Option("--before", metavar="ID", help="Page on: jobs older than this one.")
@@ -62,6 +65,7 @@ def list_jobs(
         handler=handler and parse_handler_name(handler),
         lane=lane and parse_name("lane", lane),
         priority=priority and parse_priority(priority).label,
+        schedule=schedule,
         before_id=before and parse_job_id(before),
         limit=limit,
     )
@@ -170,6 +174,8 @@ def print_job(job: "JobView") -> None:
             ("priority", job.priority),
             ("attempt", f"{job.attempt} of {job.max_attempts}"),
             ("due", moment(job.run_at)),
+            ("schedule", job.schedule or ""),
+            ("occurrence", moment(job.occurrence)),
             ("queued", moment(job.queued_at)),
             ("recorded", moment(job.recorded_at)),
             ("started", moment(job.started_at)),

@@ -34,9 +34,10 @@ SELECT (SELECT count(*) FROM term) AS terms, p.id::text, p.handler, p.status AS 
   FROM (SELECT) AS one LEFT JOIN picked AS p ON true LEFT JOIN upd ON upd.id = p.id;
 
 -- name: load_orders
--- Orders to send: new ones at once, those of jobs that still run again after 2, 4, 8 … 60 seconds.
+-- Orders to send of agent $2 (its prefix): new ones at once, those of jobs that still run again after 2, 4, 8 … 60 s.
 SELECT o.job_id::text, o.dispatch, o.bucket_id, o.why FROM jobmaster.cancel_order AS o
- WHERE o.told_at IS NULL OR o.told_at < now() - least(60, 2 ^ least(o.told, 6)) * interval '1 second'
+ WHERE (o.told_at IS NULL OR o.told_at < now() - least(60, 2 ^ least(o.told, 6)) * interval '1 second')
+   AND left(o.bucket_id, strpos(o.bucket_id, '/')) = $2
  ORDER BY o.told_at NULLS FIRST LIMIT $1;
 
 -- name: mark_told
@@ -44,16 +45,17 @@ UPDATE jobmaster.cancel_order AS o SET told = o.told + 1, told_at = now()
   FROM unnest($1::uuid[], $2::int[]) AS u(id, dispatch) WHERE o.job_id = u.id AND o.dispatch = u.dispatch;
 
 -- name: forget_orders
--- Of those that were told, what has ended needs no order any more. Returns how many are left.
+-- Of those that were told, what has ended needs no order any more. Returns how many are left of agent $1 (its prefix).
 WITH gone AS (
     DELETE FROM jobmaster.cancel_order AS o
-     WHERE o.told_at IS NOT NULL
+     WHERE o.told_at IS NOT NULL AND left(o.bucket_id, strpos(o.bucket_id, '/')) = $1
        AND NOT EXISTS (SELECT FROM jobmaster.job AS j
                         WHERE j.id = o.job_id AND j.dispatch = o.dispatch AND j.status = 3
                           AND j.cancel_requested_at IS NOT NULL)
     RETURNING 1
 )
-SELECT (SELECT count(*) FROM jobmaster.cancel_order) - (SELECT count(*) FROM gone);
+SELECT (SELECT count(*) FROM jobmaster.cancel_order WHERE left(bucket_id, strpos(bucket_id, '/')) = $1)
+     - (SELECT count(*) FROM gone);
 
 -- name: end_cancelled
 -- Ends that the fence refused, of jobs whose cancel was asked for: the cancel wins, whatever is reported. Of a job that

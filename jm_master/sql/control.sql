@@ -64,7 +64,8 @@ SELECT (SELECT count(*) FROM term) AS terms, p.id::text, p.status AS was, upd.id
   FROM (SELECT) AS one LEFT JOIN picked AS p ON true LEFT JOIN upd ON upd.id = p.id;
 
 -- name: load_in_buckets
-SELECT id::text, dispatch, bucket_id FROM jobmaster.job WHERE id = ANY($1::uuid[]) AND status = 2;
+SELECT id::text, dispatch, bucket_id FROM jobmaster.job
+ WHERE id = ANY($1::uuid[]) AND status = 2 AND left(bucket_id, strpos(bucket_id, '/')) = $2;
 
 -- name: load_states
 SELECT id::text, status FROM jobmaster.job WHERE id = ANY($1::uuid[]);
@@ -88,7 +89,7 @@ ON CONFLICT (action_id) DO UPDATE SET matched = a.matched + excluded.matched, ch
                                       refused = a.refused + excluded.refused;
 
 -- name: count_jobs_like
-SELECT job_status AS status, count(*) AS jobs FROM jobmaster.jobs_like($1, $2, $3, $4, $5::text::jsonb, $6, $7, $8, $9)
+SELECT job_status AS status, count(*) AS jobs FROM jobmaster.jobs_like($1, $2, $3, $4, $5::text::jsonb, $6, $7, $8, $9, $10)
  GROUP BY 1;
 
 -- name: start_action
@@ -97,7 +98,7 @@ SELECT job_status AS status, count(*) AS jobs FROM jobmaster.jobs_like($1, $2, $
 WITH term AS MATERIALIZED (
     SELECT FROM jobmaster.leader WHERE term = $1 FOR SHARE
 ), hit AS MATERIALIZED (
-    SELECT job_id FROM jobmaster.jobs_like($10, $11, $12, $13, $14::text::jsonb, $15, $16, $17, $18)
+    SELECT job_id FROM jobmaster.jobs_like($10, $11, $12, $13, $14::text::jsonb, $15, $16, $17, $18, $19)
      WHERE EXISTS (SELECT FROM term) LIMIT $9 + 1
 ), counted AS (
     SELECT count(*)::int AS jobs FROM hit

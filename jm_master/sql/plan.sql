@@ -75,13 +75,19 @@ WITH term AS MATERIALIZED (
 SELECT (SELECT count(*) FROM term) AS terms, (SELECT coalesce(array_agg(place::int), '{}') FROM upd) AS applied,
        (SELECT coalesce(array_agg(id::text), '{}') FROM ins) AS made;
 
+-- name: free_keys
+-- Ended jobs whose window has passed let go of these keys.
+UPDATE jobmaster.job SET unique_until = NULL
+ WHERE unique_key = ANY($1::text[]) AND status > 3 AND unique_until <= now();
+
 -- name: record_duplicates
--- Occurrences that met an unfinished job with their unique key: they are skips. In the transaction of their plan.
+-- Occurrences that met a job that holds their unique key: they are skips. In the transaction of their plan.
 WITH missed AS MATERIALIZED (
     SELECT s.name, s.schedule_id, u.occurrence, coalesce(other.id::text, '') AS holder
       FROM unnest($1::text[], $2::uuid[], $3::timestamptz[]) AS u(name, id, occurrence)
       JOIN jobmaster.schedule AS s USING (name)
-      LEFT JOIN jobmaster.job AS other ON other.unique_key = s.unique_key AND other.status < 4
+      LEFT JOIN jobmaster.job AS other ON other.unique_key = s.unique_key
+                                      AND (other.status < 4 OR other.unique_until IS NOT NULL)
      WHERE NOT EXISTS (SELECT FROM jobmaster.job AS same WHERE same.id = u.id)
 ), skip AS (
     INSERT INTO jobmaster.schedule_skip AS k (schedule_id, schedule, reason, detail, first_at, last_at, count)

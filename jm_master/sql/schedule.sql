@@ -26,10 +26,6 @@ SELECT id::text FROM jobmaster.job
    AND ($2::timestamptz IS NULL OR occurrence > $2)
  ORDER BY id FOR UPDATE;
 
--- name: cancel_planned
-UPDATE jobmaster.job AS j SET status = 6, finished_at = clock_timestamp(), error = $2
- WHERE j.id = ANY($1::uuid[]) AND j.status IN (1, 2);
-
 -- name: rewind
 -- After a withdrawal ($2: jobs taken back, $3: now): everything that is not decided is planned anew from here, but what
 -- is already late stays due. A job of a later instant that was left where it is (it has started: clocks differ) is not
@@ -95,10 +91,15 @@ WITH job AS (
 )
 SELECT id::text FROM job;
 
+-- name: free_key
+-- Before it: an ended job whose window has passed lets go of the key.
+UPDATE jobmaster.job SET unique_until = NULL WHERE unique_key = $1 AND status > 3 AND unique_until <= now();
+
 -- name: find_in_the_way
--- Why a job was not made: the one with its id, or the unfinished one with its unique key.
+-- Why a job was not made: the one with its id, or the one that holds its unique key.
 SELECT (SELECT schedule FROM jobmaster.job WHERE id = $1) AS same_of,
-       (SELECT id::text FROM jobmaster.job WHERE unique_key = $2 AND status < 4 LIMIT 1) AS holder;
+       (SELECT id::text FROM jobmaster.job WHERE unique_key = $2 AND (status < 4 OR unique_until IS NOT NULL)
+         LIMIT 1) AS holder;
 
 -- name: get_schedule
 -- With how many of its jobs are due or running, how many wait for their instant, and which ran last.

@@ -217,6 +217,10 @@ async def test_a_declaration_that_makes_no_sense_costs_no_other(database: str) -
             assert worker == "w"
             return rpc.Answer(schedules=odd[request.start : request.start + 2], more=request.start + 2 < len(odd))
 
+    class Nobody:
+        async def cancel(self, *_: object, **__: object) -> None:
+            raise AssertionError("nothing was planned")
+
     view = RegistryView()
     record = WorkerRecord("w", "1", "host", 1, 0.0, 1, ["default"], ["report"], schedules="digest")
     view.set_worker("w", wire.encode(record))
@@ -224,7 +228,7 @@ async def test_a_declaration_that_makes_no_sense_costs_no_other(database: str) -
         declarations = Declarations(
             db,
             DeclarationStore(db, Term(0)),
-            ScheduleStore(db, Term(0)),
+            ScheduleStore(db, Term(0), withdrawer=Nobody()),
             view,
             Rpc(),
             watch=Watch(LEASE_S),

@@ -117,7 +117,7 @@ async def test_pause_takes_back_what_is_planned_and_resume_goes_on_without_a_bur
     assert (paused["state"], paused["paused_by"], paused["cancelled_planned"]) == ("paused", "bob", 15)
     assert (paused.get("runs", 0), paused.get("upcoming", [])) == (0, [])
     cancelled = await scene.jobs(status=6)
-    assert {job["error"] for job in cancelled} == {"schedule 'report' paused by bob: quarter end"}
+    assert {job["error"] for job in cancelled} == {"cancelled by bob: schedule 'report' paused: quarter end"}
     # A weekend later.
     await scene.sql.rows("UPDATE schedule SET since_at = since_at - interval '3 days'")
     resumed = await scene.ask(api.OP_SCHEDULE_RESUME, name="report", by="bob")
@@ -168,7 +168,7 @@ async def test_delete_takes_the_planned_ones_back_and_a_new_one_of_the_name_gets
     old = await scene.planned(15)
     deleted = await scene.ask(api.OP_SCHEDULE_DELETE, name="report", by="bob")
     assert deleted["cancelled_planned"] == 15
-    assert {job["error"] for job in await scene.jobs()} == {"schedule 'report' deleted by bob"}
+    assert {job["error"] for job in await scene.jobs()} == {"cancelled by bob: schedule 'report' deleted"}
     assert (await scene.refused(api.OP_SCHEDULE_GET, name="report"))[0] == "not_found"
     await scene.add()
     new = await scene.planned(15)
@@ -361,7 +361,7 @@ async def test_each_change_is_handed_to_the_record_in_its_transaction_and_an_err
     class Canceller:
         async def cancel(self, connection: Any, ids: Any, *, by: str, why: str) -> Callable[[], None]:
             assert connection.is_in_transaction()
-            assert (by, why) == ("bob", "schedule 'report' paused by bob")
+            assert (by, why) == ("bob", "schedule 'report' paused")
             return lambda: told.extend(ids)
 
     async with Database(PostgresConfig(dsn=database)) as db, Sql(database) as sql:
@@ -382,7 +382,7 @@ async def test_each_change_is_handed_to_the_record_in_its_transaction_and_an_err
         assert [str(await sql.value("SELECT id FROM job"))] == told
         assert writes == [("add", "report", "anna", 0), ("pause", "report", "bob", 1), ("pause", "report", "bob", 1)]
         with pytest.raises(LostTermError):
-            await ScheduleStore(db, Term(9)).add(wanted, by="")
+            await ScheduleStore(db, Term(9), withdrawer=Canceller()).add(wanted, by="")
 
 
 async def pause(store: ScheduleStore, reason: str = "") -> None:

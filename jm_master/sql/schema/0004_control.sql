@@ -55,7 +55,8 @@ CREATE INDEX job_action_refused ON jobmaster.job_action (action_id) WHERE NOT ch
 -- its own index, and the ended ones are not looked at where none of their states is asked for.
 CREATE FUNCTION jobmaster.jobs_like(
     statuses smallint[], of_handler text, of_lane text, of_priority smallint, having_metadata jsonb,
-    queued_from timestamptz, queued_until timestamptz, due_from timestamptz, due_until timestamptz
+    queued_from timestamptz, queued_until timestamptz, due_from timestamptz, due_until timestamptz,
+    of_schedule text
 ) RETURNS TABLE (job_id uuid, job_status smallint) LANGUAGE sql STABLE AS $$
     SELECT j.id, j.status
       FROM (SELECT * FROM jobmaster.job WHERE status = 1 AND 1 = ANY(statuses)
@@ -69,6 +70,7 @@ CREATE FUNCTION jobmaster.jobs_like(
        AND (having_metadata IS NULL OR j.metadata @> having_metadata)
        AND (queued_from IS NULL OR j.queued_at >= queued_from) AND (queued_until IS NULL OR j.queued_at < queued_until)
        AND (due_from IS NULL OR j.run_at >= due_from) AND (due_until IS NULL OR j.run_at < due_until)
+       AND (of_schedule IS NULL OR j.schedule = of_schedule)
 $$;
 
 -- Cancels of jobs that are not saved yet: they lie in NATS, and are saved as cancelled. Kept for an hour.
