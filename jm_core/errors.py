@@ -28,6 +28,12 @@ class InvalidJobError(JmError, ValueError):
         self.remedy = remedy
 
 
+def _cut(text: str) -> str:
+    """The middle of a long one is left out."""
+    half = limits.PROBLEM_CHARS_MAX // 2
+    return text if len(text) <= limits.PROBLEM_CHARS_MAX else f"{text[: half - 1]}…{text[-half:]}"
+
+
 def _printable(path: str) -> str:
     """A path is made of a stranger's keys: it may be long, and hold what neither a log nor Postgres takes."""
     if len(path) > limits.PATH_CHARS_MAX:
@@ -76,6 +82,7 @@ class InvalidScheduleError(JmError, ValueError):
     def __init__(
         self, field: str, problem: str, position: int | None = None, expected: tuple[str, ...] = (), *, remedy: str
     ) -> None:
+        problem = _cut(problem)  # it quotes a stranger's text
         where = f" at position {position}" if position is not None else ""
         wanted = f"; expected {' or '.join(expected)}" if expected else ""
         super().__init__(f"schedule, {field}: {problem}{where}{wanted}; {remedy}")

@@ -21,6 +21,7 @@ RESULT_IDS_MAX: Final = 500  # of one question for results
 PROGRESS_NOTE_CHARS_MAX: Final = 500
 REASON_BYTES_MAX: Final = 600  # of a rejection; what an error quotes is cut long before
 PATH_CHARS_MAX: Final = 120  # of a field's path in an error
+PROBLEM_CHARS_MAX: Final = 240  # of what an error says about a schedule's expression
 RAW_KEPT_BYTES_MAX: Final = 1024 * KIB  # of a rejected message
 
 # Times.

@@ -5,15 +5,16 @@ import os
 import socket
 from typing import Final
 
+from jm_core.control import ACTOR_CHARS_MAX
+
 ACTOR_VARIABLE: Final = "JM_ACTOR"
-ACTOR_CHARS_MAX: Final = 200
 
 
 def default_actor() -> str:
     """``JM_ACTOR``, else user and host. Recorded as claimed; nobody verifies it."""
     given = os.environ.get(ACTOR_VARIABLE, "").strip()
     if given:
-        return given[:ACTOR_CHARS_MAX]
+        return given
     try:
         user = getpass.getuser()
     except (OSError, KeyError):  # a container whose user has no name

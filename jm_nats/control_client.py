@@ -5,9 +5,6 @@ call whose answer was lost can be made again.
 """
 
 import asyncio
-import getpass
-import os
-import socket
 from collections.abc import AsyncIterator, Iterable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -29,34 +26,22 @@ from jm_core.api_control import (
     JobFilter,
     JobVerdict,
 )
-from jm_core.control import ACTOR_CHARS_MAX, IDS_MAX, Action
+from jm_core.control import IDS_MAX, Action
 from jm_core.control_checks import checked
 from jm_core.errors import ActionRefusedError, JmError, NoSuchJobError, ResultTimeoutError
 from jm_core.ids import parse_job_id
 from jm_core.payload import check_no_lost_floats
+from jm_nats.actor import default_actor
 
 if TYPE_CHECKING:
     from jm_nats.api_client import ApiClient
 
-ACTOR_VARIABLE: Final = "JM_ACTOR"
 RECORDED_WITHIN_S: Final = 10.0  # how long a job that was just queued is waited for
 LOOK_S: Final = 0.2
 ENDED_POLL_S: Final = 5.0
 UNKNOWN: Final = "unknown"
 TERMINAL: Final = frozenset({"succeeded", "failed", "cancelled", "quarantined"})
 START_TIMEOUT_S: Final = 32.0  # the leader gives up on a filter after 30, and says so
-
-
-def default_actor() -> str:
-    """Who acts, as far as we know: ``JM_ACTOR``, else user and host. Recorded as claimed; nobody verifies it."""
-    given = os.environ.get(ACTOR_VARIABLE, "").strip()
-    if given:
-        return given
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):  # a container whose user has no name
-        user = f"uid {os.getuid()}"
-    return f"{user}@{socket.gethostname()}"[:ACTOR_CHARS_MAX]
 
 
 class Control:

@@ -189,7 +189,7 @@ class _Job:
     def run(self, named: list[str] | None) -> None:
         from jm_core.control import check_words  # noqa: PLC0415
         from jm_core.control_checks import check_change, statuses_of  # noqa: PLC0415
-        from jm_nats.control_client import default_actor  # noqa: PLC0415
+        from jm_nats.actor import default_actor  # noqa: PLC0415
 
         check_change(self.action, self.change)
         check_words(self.acting.by or default_actor(), self.acting.reason)

@@ -8,7 +8,7 @@ from dateutil.rrule import rrulestr
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jm_core.recurrence import InvalidScheduleError, Recurrence, next_times, parse_recurrence
+from jm_core.recurrence import KINDS, InvalidScheduleError, Recurrence, guess_kind, next_times, parse_recurrence
 from jm_core.recurrence.rule import STEPPING
 
 ANCHOR = datetime(2026, 1, 5, 10, 20, 30, tzinfo=UTC)  # a Monday
@@ -158,3 +158,27 @@ def test_a_search_that_starts_late_finds_what_one_from_the_start_does(text, days
     if following is None or frequency in STEPPING:  # dateutil would count to there one by one
         return
     assert following == rrulestr(text, dtstart=ANCHOR).after(after)
+
+
+SENTENCE = "every day on at in and , between mon weekday 9:00 25:00 2 month last first"
+OTHERS = "FREQ=DAILY BYDAY=MO ; COUNT=3 UNTIL=2030 DTSTART:20300101 */5 1-5 L 15W MON#2 ? @daily 1h 90s"
+words = st.sampled_from(f"{SENTENCE} {OTHERS}".split())
+nonsense = st.one_of(
+    st.text(max_size=40), st.lists(words, max_size=8).map(" ".join), st.lists(words, max_size=8).map("".join)
+)
+
+
+@given(st.sampled_from(KINDS), nonsense, st.one_of(zones, st.text(max_size=20)))
+def test_nonsense_is_refused_by_our_own_error_or_is_none(kind, text, zone):
+    assert guess_kind(text) in KINDS
+    try:
+        recurrence = parse_recurrence(kind, text, zone, anchor=ANCHOR)
+    except InvalidScheduleError as error:
+        refused = error
+    else:
+        assert isinstance(recurrence.describe(), str)
+        recurrence.after(ANCHOR)
+        return
+    assert refused.remedy
+    assert refused.position is None or 1 <= refused.position <= len(text) + 1
+    assert str(refused).isprintable()

@@ -63,6 +63,7 @@ def differences(recurrence: Recurrence, clock: Readings, times: frozenset[int], 
     return [f"{at:%Y-%m-%dT%H:%MZ}" for at in sorted(set(found) ^ set(expected)) if at > clock.begin]
 
 
+@pytest.mark.slow
 def test_every_zone_of_ten_years_keeps_the_written_policy():
     compared = 0
     wrong: list[str] = []

@@ -248,6 +248,14 @@ def test_what_never_fires_is_refused_in_a_tenth_of_a_second(kind: str, text: str
     assert process_time() - begin < 0.1
 
 
+@pytest.mark.parametrize("kind", ["cron", "every", "rrule", "plain"])
+def test_a_long_wrong_expression_does_not_make_a_long_error(kind: str):
+    for text in ("x" * 1_000, "every " + "x" * 990, "0 9 * * " + "1," * 400 + "9", "FREQ=" + "X" * 900):
+        with pytest.raises(InvalidScheduleError) as refused:
+            parse_recurrence(kind, text, "UTC")
+        assert len(str(refused.value)) < 700
+
+
 ZONES = {
     "Europe/Berln": "Europe/Berlin",
     "berlin": "Europe/Berlin",
