@@ -3,7 +3,10 @@
 from jm_nats import JobMaster, JobContext, Priority
 """
 
+from jm_core.api_control import Change, JobFilter
+from jm_core.control import Action
 from jm_core.errors import (
+    ActionRefusedError,
     ClusterUnknownError,
     InvalidJobError,
     InvalidNameError,
@@ -24,7 +27,10 @@ from jm_nats.context import JobContext, NoRetry, Retry
 from jm_nats.handlers import ArgumentsError, Handler
 
 __all__ = [
+    "Action",
+    "ActionRefusedError",
     "ArgumentsError",
+    "Change",
     "ClusterUnknownError",
     "Delays",
     "Exponential",
@@ -37,6 +43,7 @@ __all__ = [
     "JobClient",
     "JobContext",
     "JobFailedError",
+    "JobFilter",
     "JobMaster",
     "NatsConfig",
     "NoRetry",
