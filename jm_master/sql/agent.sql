@@ -11,7 +11,8 @@ SELECT count(*) FILTER (WHERE status > 1) AS in_buckets, count(*) AS unfinished 
 
 -- name: put_back
 -- Up to $2 jobs that lie in a bucket, back to the master at no cost of an attempt; what was asked to be cancelled is
--- cancelled. What had started gets its row in `attempt`; should its worker still be at it, the dispatch fence refuses its outcome.
+-- cancelled. What had started gets its row in `attempt`; should its worker still be at it, the dispatch fence refuses its
+-- outcome.
 WITH term AS MATERIALIZED (
     SELECT FROM jobmaster.leader WHERE term = $1 FOR SHARE
 ), picked AS MATERIALIZED (
