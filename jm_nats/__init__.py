@@ -3,8 +3,11 @@
 from jm_nats import JobMaster, JobContext, Priority
 """
 
+from jm_core.api_control import Change, JobFilter
 from jm_core.api_schedules import MisfirePolicy, OverlapPolicy
+from jm_core.control import Action
 from jm_core.errors import (
+    ActionRefusedError,
     ClusterUnknownError,
     DuplicateJobError,
     InvalidJobError,
@@ -34,7 +37,10 @@ from jm_nats.results import EndedJob, JobProgress
 from jm_nats.schedule_client import ScheduleClient
 
 __all__ = [
+    "Action",
+    "ActionRefusedError",
     "ArgumentsError",
+    "Change",
     "ClusterUnknownError",
     "Delays",
     "DuplicateJobError",
@@ -50,6 +56,7 @@ __all__ = [
     "JobClient",
     "JobContext",
     "JobFailedError",
+    "JobFilter",
     "JobHandle",
     "JobMaster",
     "JobProgress",

@@ -356,8 +356,7 @@ def _check(action: "Action", verdicts: "list[JobVerdict]") -> None:
     if missing:
         raise CliError(
             ExitCode.NOT_FOUND,
-            f"{len(missing)} of {len(verdicts)} are not on the master, e.g. {missing[0].id} "
-            "(one that is only queued is not there yet)",
+            f"{action.value}: {len(missing)} of {len(verdicts)} unknown: {missing[0].id}: {missing[0].note}",
         )
 
 

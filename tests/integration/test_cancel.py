@@ -15,6 +15,7 @@ from jm_master.cancel_store import CancelStore
 from jm_master.config import PostgresConfig
 from jm_master.database import Database
 from jm_master.ledger import Ledger
+from jm_master.queries import named
 from jm_master.registry_view import RegistryView
 from jm_master.terms import LostTermError
 from jm_master.waiters import ResultWaiters
@@ -215,6 +216,21 @@ async def test_who_leads_no_more_cancels_nothing(bench, canceller, sql):
     with pytest.raises(LostTermError):
         await canceller.cancel([job_id], by="ops", reason="")
     assert (await sql.job(job_id))["status"] == S.ON_MASTER
+
+
+async def test_what_was_cancelled_is_not_put_back_when_nats_has_lost_its_store(bench, canceller, sql):
+    async with bench.worker() as worker:
+        ids = [await recorded(bench) for _ in range(2)]
+        runs = await worker.runs(2)
+        await worker.report(*[Started(run.id, run.dispatch, 1, time.time()) for run in runs])
+        for job_id in ids:
+            await reaches(sql, job_id, S.PROCESSING)
+        await canceller.cancel(ids[:1], by="ops", reason="")
+        term = await sql.value("SELECT term FROM leader")
+        (done,) = await sql.rows(named("agent")["put_back"], term, 10, "the store was lost")
+        assert done["jobs"] == 2
+        assert (await sql.job(ids[0]))["status"] == S.CANCELLED
+        assert await sql.outcomes(ids[1]) == ["interrupted"]
 
 
 async def no_orders(sql):

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 
 import pytest
 
@@ -197,3 +198,29 @@ async def test_br194_cancelling_one_process_job_never_harms_the_next(tmp_path, r
         assert path.read_text() == "x"
     assert warm.id not in {first.id, second.id}
     assert 0 < cut < races  # or none of them was a race
+
+
+@scenario
+async def test_br196_a_cancelled_thread_is_reported_when_it_returns_or_its_time_is_over(app):
+    go_on = threading.Event()
+
+    @app.handler("thread", executor="thread")
+    def thread() -> str:
+        go_on.wait(20)
+        return "late"
+
+    bench = Bench(app, grace_s=5.0)
+    run = bench.start("thread", timeout_s=30.0)
+    await asyncio.sleep(1)
+    bench.engine.cancel([order(run)])
+    await asyncio.sleep(20)
+    assert bench.ends == []  # it runs still, and that is what is said of it
+    await asyncio.sleep(10)
+    (end,) = bench.ends
+    assert end.outcome is AttemptOutcome.CANCELLED
+    assert "a thread cannot be stopped, it still holds a slot" in end.error
+    assert bench.engine.running == 1
+    go_on.set()
+    await bench.until_idle()
+    assert len(bench.ends) == 1
+    bench.assert_empty()
