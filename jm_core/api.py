@@ -131,6 +131,7 @@ class JobView(Struct, omit_defaults=True):
     dispatch: int = 0
     losses: int = 0
     unique_key: str | None = None
+    unique_until: datetime | None = None  # it holds the key until then, even when it has ended
     metadata: dict[str, str] | None = None
     trace: str | None = None
     progress: float | None = None

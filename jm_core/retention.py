@@ -8,9 +8,8 @@ before the first of its ended jobs may go. With one retention for all, a page is
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
-
-from msgspec import Struct
 
 from jm_core import limits
 from jm_core.errors import InvalidSettingError
@@ -37,7 +36,8 @@ _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _duration = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([smhd]?)", re.ASCII)
 
 
-class Retention(Struct, frozen=True):
+@dataclass(frozen=True)
+class Retention:
     """Seconds by kind (``KINDS``); None: kept for ever."""
 
     keep_s: Mapping[str, float | None]

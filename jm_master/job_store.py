@@ -135,6 +135,7 @@ def _job(row: asyncpg.Record) -> JobView:
         dispatch=row["dispatch"],
         losses=row["losses"],
         unique_key=row["unique_key"],
+        unique_until=row["unique_until"],
         metadata=None if row["metadata"] is None else msgspec.json.decode(row["metadata"]),
         trace=row["trace"],
         progress=None if row["progress"] is None else round(row["progress"], FRACTION_DIGITS),

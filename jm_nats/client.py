@@ -46,7 +46,7 @@ MESSAGES_IN_FLIGHT: Final = 32
 
 class Receipt(Struct, frozen=True, gc=False):
     """What is known of a submitted job. ``status``: queued, recorded, duplicate (``job_id`` is then the job that
-    already holds the id or the unique key) or rejected (with the reason).
+    already holds the id or the unique key; with ``reject`` the reason says so) or rejected (with the reason).
     """
 
     job_id: str
@@ -368,7 +368,7 @@ def _message_id(jobs: Sequence[Submission]) -> str:
 
 def _receipt(answer: JobReceipt) -> Receipt:
     if answer.status == ReceiptStatus.DUPLICATE:
-        return Receipt(answer.existing_id or answer.id, ReceiptStatus.DUPLICATE)
+        return Receipt(answer.existing_id or answer.id, ReceiptStatus.DUPLICATE, answer.reason)
     return Receipt(answer.id, answer.status, answer.reason)
 
 

@@ -186,6 +186,7 @@ def print_job(job: "JobView") -> None:
             ("dispatch", str(job.dispatch) if job.dispatch else ""),
             ("losses", str(job.losses) if job.losses else ""),
             ("unique key", job.unique_key or ""),
+            ("unique until", moment(job.unique_until)),
             ("metadata", "\n".join(f"{key}={value}" for key, value in (job.metadata or {}).items())),
             ("trace", job.trace or ""),
             ("progress", _progress(job)),

@@ -1,6 +1,6 @@
 -- name: get_job
 SELECT id::text, handler, status, lane, priority, attempt, max_attempts, run_at, queued_at, recorded_at, started_at,
-       finished_at, timeout_s::float8, bucket_id, worker_id, dispatch, losses, unique_key, metadata::text, trace,
+       finished_at, timeout_s::float8, bucket_id, worker_id, dispatch, losses, unique_key, unique_until, metadata::text, trace,
        progress::float8, progress_note, args::text, false AS args_cut, result::text, error,
        cancel_requested_at, cancelled_by, cancel_reason, schedule, occurrence
   FROM jobmaster.job WHERE id = $1;
@@ -9,7 +9,7 @@ SELECT id::text, handler, status, lane, priority, attempt, max_attempts, run_at,
 -- Newest first by id (ids are time-ordered). A NULL filter lets everything pass. Long texts are cut to $7 characters:
 -- a page of jobs has to fit one message.
 SELECT id::text, handler, status, lane, priority, attempt, max_attempts, run_at, queued_at, recorded_at, started_at,
-       finished_at, timeout_s::float8, bucket_id, worker_id, dispatch, losses, unique_key, NULL AS metadata, trace,
+       finished_at, timeout_s::float8, bucket_id, worker_id, dispatch, losses, unique_key, unique_until, NULL AS metadata, trace,
        progress::float8, progress_note, left(args::text, $7) AS args, length(args::text) > $7 AS args_cut,
        CASE WHEN length(result::text) <= $7 THEN result::text END AS result, left(error, $7) AS error,
        cancel_requested_at, cancelled_by, cancel_reason, schedule, occurrence

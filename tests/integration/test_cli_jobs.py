@@ -160,6 +160,24 @@ async def test_what_becomes_of_a_taken_key_is_the_callers_choice(cluster, run):
     assert (await cluster.sql.job(first))["error"] == f"cancelled by unique key: replaced by {second}"
 
 
+async def test_retention_is_shown_counted_and_run(cluster, run):
+    _, job_id = submitted(run("submit", "echo", "{}", "--wait", "recorded"))
+    run("job", "wait", job_id)
+    shown = {kind["kind"]: kind for kind in json.loads(run("retention", "show", "--json").stdout)["kinds"]}
+    assert (shown["succeeded"]["keep_s"], shown["actions"]["keep_s"]) == (30 * 86_400, 365 * 86_400)
+    before = shown["succeeded"].get("removed", 0)
+    assert run("retention", "run", "--dry-run").stdout == "would remove nothing\n"
+    await cluster.sql.rows("UPDATE job SET finished_at = finished_at - interval '31 days' WHERE id = $1", job_id)
+    assert run("retention", "run", "--dry-run").stdout == "would remove 1 succeeded\n"
+    assert json.loads(run("retention", "run", "--json").stdout) == {"dry_run": False, "removed": {"succeeded": 1}}
+    run("job", "show", job_id, code=ExitCode.NOT_FOUND)
+    lines = run("retention", "show").stdout.splitlines()
+    assert lines[0].split() == ["KIND", "KEPT", "FOR", "REMOVED", "LAST"]
+    (line,) = [line.split() for line in lines if line.startswith("succeeded ")]
+    assert line[1:3] == ["30d", str(before + 1)]
+    assert any(line.startswith("last looked") for line in lines)
+
+
 async def test_waiting_for_jobs_prints_each_as_it_ends(cluster, run):
     ids = [submitted(run("submit", "echo", f'{{"value": {n}}}', "--wait", "recorded"))[1] for n in range(3)]
     done = run("job", "wait", *ids, ids[0], "--timeout", "30")
