@@ -227,7 +227,7 @@ async def test_what_was_cancelled_is_not_put_back_when_nats_has_lost_its_store(b
             await reaches(sql, job_id, S.PROCESSING)
         await canceller.cancel(ids[:1], by="ops", reason="")
         term = await sql.value("SELECT term FROM leader")
-        (done,) = await sql.rows(named("agent")["put_back"], term, 10, "the store was lost")
+        (done,) = await sql.rows(named("agent")["put_back"], term, 10, "the store was lost", "")
         assert done["jobs"] == 2
         assert (await sql.job(ids[0]))["status"] == S.CANCELLED
         assert await sql.outcomes(ids[1]) == ["interrupted"]

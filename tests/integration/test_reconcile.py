@@ -12,7 +12,7 @@ import pytest
 
 from jm_core import rpc, wire
 from jm_core.model import AttemptOutcome
-from jm_master import leader, reconcile
+from jm_master import reconcile, wiring
 from jm_master.queries import named
 from jm_master.record_store import RecordStore
 from jm_nats.provision import delete_bucket, ensure_bucket
@@ -32,7 +32,7 @@ async def bench(nats_server, cluster_name):
 @pytest.fixture
 async def leading(nats_server, database, cluster_name, bench, monkeypatch):
     """A coordinator that looks often and does not wait for a redelivery of 30 s."""
-    monkeypatch.setattr(leader, "BUCKET_ACK_WAIT_S", 0.0)
+    monkeypatch.setattr(wiring, "BUCKET_ACK_WAIT_S", 0.0)
     async with coordinating(nats_server.url, database, cluster_name, CONFIG) as coordinator:
         yield coordinator
 
