@@ -99,6 +99,7 @@ class SkipReason(StrEnum):
     PAUSED = "paused"
     DISABLED = "disabled"
     INACTIVE = "inactive"
+    CANCELLED = "cancelled"  # it had a job, which somebody cancelled before the schedule was changed; detail: its id
 
 
 class ScheduleSpec(Struct, omit_defaults=True, kw_only=True):

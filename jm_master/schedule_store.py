@@ -139,7 +139,7 @@ class Held:
         if ids:
             why = cut_text(why, WHY_BYTES_MAX)
             self.committed = await self._withdrawer.cancel(self._connection, ids, by=by, why=why)
-        await self._execute("rewind", self.name, len(ids), self.now, keep_late, ids)
+        await self._execute("rewind", self.name, self.now, keep_late, ids)
 
     async def _execute(self, statement: str, *args: Any) -> None:
         await self._connection.execute(self._sql[statement], *args)
