@@ -133,11 +133,12 @@ class ScheduleSpec(Struct, omit_defaults=True, kw_only=True):
 
 
 class ScheduleAdd(Struct, omit_defaults=True):
-    """``by``: who asks, for the record (e.g. ``anna@host``)."""
+    """``by``: who asks (e.g. ``anna@host``), ``reason`` why: both for the record."""
 
     spec: ScheduleSpec
     by: str = ""
     paused: bool = False
+    reason: str = ""
 
 
 class ScheduleEdit(Struct, omit_defaults=True, kw_only=True):
@@ -190,6 +191,7 @@ class RunNow(Struct, omit_defaults=True):
     by: str = ""
     args: OptionalRaw = None
     request_id: str | None = None
+    reason: str = ""
 
 
 class RunNowReply(Struct):

@@ -122,10 +122,10 @@ class ScheduleService:
 
     async def _add(self, data: bytes) -> Struct:
         request = decoded(data, api.ScheduleAdd)
-        spec, by = request.spec, _by(request.by)
+        spec, by, reason = request.spec, _by(request.by), _reason(request.reason)
         self._check(spec, await self._store.now())
         state = ScheduleState.PAUSED if request.paused else ScheduleState.ACTIVE
-        if not await self._store.add(spec, by=by, state=state):
+        if not await self._store.add(spec, by=by, reason=reason, state=state):
             await self._check_same(spec)
         return await self._view_of(spec.name)
 
@@ -210,7 +210,7 @@ class ScheduleService:
         request = decoded(data, api.RunNow)
         by = _by(request.by)
         job_id = str(uuid_utils.uuid7()) if request.request_id is None else parse_job_id(request.request_id)
-        write = ScheduleWrite("run-now", request.name, by, job_id=job_id)
+        write = ScheduleWrite("run-now", request.name, by, _reason(request.reason), job_id=job_id)
         async with self._store.hold(request.name, write) as found:
             held = _existing(found, request.name)
             job = self._job(spec_of(held.row), request, job_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -422,6 +423,43 @@ async def test_a_queued_instant_is_dropped_by_a_pause_and_by_order(scene: Scene)
         assert await scene.sql.value("SELECT queued_at FROM schedule") != before
         assert await scene.sql.value("SELECT count(*) FROM schedule_skip WHERE detail = $1", before.isoformat()) == 1
     assert await scene.sql.value("SELECT skipped = (SELECT sum(count) FROM schedule_skip) FROM schedule")
+
+
+async def recorded(scene: Scene) -> list[tuple[str, str, str, Any]]:
+    rows = await scene.sql.rows("SELECT * FROM operator_action WHERE action LIKE 'schedule-%' ORDER BY at, action_id")
+    return [(row["action"], row["actor"], row["reason"], json.loads(row["parameters"])) for row in rows]
+
+
+async def test_the_record_says_what_was_changed_from_what_to_what_and_why(scene: Scene) -> None:
+    far = {"expr": "0 0 1 1 *", "by": "eve"}
+    await scene.ask(api.OP_SCHEDULE_ADD, spec=spec(expr="0 0 1 1 *", args={"v": 1}), by="anna", reason="asked for")
+    await scene.ask(api.OP_SCHEDULE_EDIT, name="report", args={"v": "x" * 5_000}, jitter_s=5, reason="slow", **far)
+    await scene.ask(api.OP_SCHEDULE_RUN_NOW, name="report", by="bob", reason="now please")
+    (add, edit, run) = await recorded(scene)
+    assert add == ("schedule-add", "anna", "asked for", {})
+    assert edit[:3] == ("schedule-edit", "eve", "slow")
+    assert edit[3]["changed"].keys() == {"args", "jitter_s"}
+    assert edit[3]["changed"]["jitter_s"] == {"from": 0.0, "to": 5.0}
+    assert edit[3]["changed"]["args"]["from"] == {"v": 1}
+    assert len(edit[3]["changed"]["args"]["to"]) <= 1_000
+    assert run[:3] == ("schedule-run-now", "bob", "now please")
+
+
+async def test_what_changes_nothing_leaves_no_record(scene: Scene) -> None:
+    request_id = str(uuid.uuid4())
+    for _ in range(2):
+        await scene.add(expr="0 0 1 1 *")
+        await scene.ask(api.OP_SCHEDULE_EDIT, name="report", expr="0 0 1 1 *", drop_queued=True)
+        await scene.ask(api.OP_SCHEDULE_RUN_NOW, name="report", request_id=request_id)
+    for operation in (api.OP_SCHEDULE_PAUSE, api.OP_SCHEDULE_RESUME):
+        for _ in range(2):
+            await scene.ask(operation, name="report")
+    assert [action for action, *_ in await recorded(scene)] == [
+        "schedule-add",
+        "schedule-run-now",
+        "schedule-pause",
+        "schedule-resume",
+    ]
 
 
 async def test_each_change_is_handed_to_the_record_in_its_transaction_and_an_error_there_undoes_it(
