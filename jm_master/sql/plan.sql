@@ -109,9 +109,3 @@ WITH term AS MATERIALIZED (
      WHERE name = $2 AND plan_no = $3 AND state IN ('active', 'idle', 'done') AND EXISTS (SELECT FROM term)
 )
 SELECT count(*) AS terms FROM term;
-
--- name: forget_skips
--- Records of skips are kept as long as jobs are. A bounded step, oldest first.
-DELETE FROM jobmaster.schedule_skip
- WHERE skip_id IN (SELECT skip_id FROM jobmaster.schedule_skip ORDER BY skip_id LIMIT $2)
-   AND last_at < now() - $1::float8 * interval '1 second';
