@@ -107,6 +107,7 @@ class ScheduleSpec(Struct, omit_defaults=True, kw_only=True):
 
     ``kind`` is ``cron every rrule plain``. Instants need an offset; both ends are included. ``jitter_s`` delays each
     job by 0 to so many seconds, the same for the same instant every time; it must be less than the interval.
+    ``unique_key``: held by its jobs until they end, without a window; an instant at which any job holds it is skipped.
     ``misfire_window_s``: missed instants older than that are never run (None: no limit; at least 60).
     """
 

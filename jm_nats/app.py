@@ -151,6 +151,8 @@ class JobMaster:
             name: unique in the cluster; by default the handler's name.
             args: for the handler, checked against its signature.
             lane, priority, max_attempts, timeout: by default the handler's.
+            unique_key: a time at which any job holds it is skipped. The schedule's jobs hold it until they end: there
+                is neither a window beyond that (``unique_for``) nor another rule for conflicts.
             misfire, misfire_limit, misfire_window, overlap: ``jm_core.api_schedules`` says what each policy does.
             jitter: each job is delayed by 0 to so many seconds.
 

@@ -189,6 +189,25 @@ async def test_a_tick_whose_unique_key_is_held_is_recorded_as_a_duplicate_of_tha
         assert await sql.value("SELECT count(*) FROM job WHERE status < 4 AND unique_key = 'report'") == 1
 
 
+async def test_a_tick_whose_key_an_ended_job_holds_within_its_window_is_skipped(database: str) -> None:
+    """Of a job that was submitted with `unique_for`; when the window has passed, ticks become jobs again."""
+    async with planner_of(database, "c") as (planner, _), Sql(database) as sql:
+        holder = await sql.value(
+            "INSERT INTO job (id, handler, args, status, priority, lane, run_at, max_attempts, timeout_s, queued_at, "
+            "finished_at, unique_key, unique_until) VALUES (gen_random_uuid(), 'noop', '{}', 4, 3, 'l', now(), 1, 1, "
+            "now(), now(), 'report', now() + interval '1 hour') RETURNING id::text"
+        )
+        late = {"expr": "* * * * * *", "unique_key": "report", "plan_at": None}
+        await insert(sql, "ticks", **late, next_at=datetime.now(UTC) - timedelta(seconds=3))
+        await planner.plan_once()
+        skip = await sql.row("SELECT reason, detail FROM schedule_skip")
+        assert (skip["reason"], skip["detail"], await jobs_of(sql, "ticks")) == ("duplicate", holder, [])
+        await sql.rows("UPDATE job SET unique_until = now() - interval '1 second'")
+        await insert(sql, "later", **late, next_at=datetime.now(UTC) - timedelta(seconds=3))
+        await planner.plan_once()
+        assert len(await sql.rows("SELECT id FROM job WHERE unique_key = 'report' AND status = 1")) == 1
+
+
 async def test_a_failed_run_stands_in_nobodys_way(nats_server: NatsServer, database: str, cluster_name: str) -> None:
     """BR-100: each instant has an id of its own."""
     async with planning(nats_server, database, cluster_name) as (_, sql):
