@@ -99,6 +99,7 @@ class SkipReason(StrEnum):
     PAUSED = "paused"
     DISABLED = "disabled"
     INACTIVE = "inactive"
+    CANCELLED = "cancelled"  # it had a job, which somebody cancelled before the schedule was changed; detail: its id
 
 
 class ScheduleSpec(Struct, omit_defaults=True, kw_only=True):
@@ -106,6 +107,7 @@ class ScheduleSpec(Struct, omit_defaults=True, kw_only=True):
 
     ``kind`` is ``cron every rrule plain``. Instants need an offset; both ends are included. ``jitter_s`` delays each
     job by 0 to so many seconds, the same for the same instant every time; it must be less than the interval.
+    ``unique_key``: held by its jobs until they end, without a window; an instant at which any job holds it is skipped.
     ``misfire_window_s``: missed instants older than that are never run (None: no limit; at least 60).
     """
 
@@ -132,11 +134,12 @@ class ScheduleSpec(Struct, omit_defaults=True, kw_only=True):
 
 
 class ScheduleAdd(Struct, omit_defaults=True):
-    """``by``: who asks, for the record (e.g. ``anna@host``)."""
+    """``by``: who asks (e.g. ``anna@host``), ``reason`` why: both for the record."""
 
     spec: ScheduleSpec
     by: str = ""
     paused: bool = False
+    reason: str = ""
 
 
 class ScheduleEdit(Struct, omit_defaults=True, kw_only=True):
@@ -189,6 +192,7 @@ class RunNow(Struct, omit_defaults=True):
     by: str = ""
     args: OptionalRaw = None
     request_id: str | None = None
+    reason: str = ""
 
 
 class RunNowReply(Struct):

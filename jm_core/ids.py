@@ -51,7 +51,11 @@ def parse_handler_name(text: str) -> str:
     return text
 
 
-def parse_job_id(text: str) -> JobId:
+NEW_ID_REMEDY: Final = "leave it out, or send a UUID (version 7 is best)"  # for who makes a job
+KNOWN_ID_REMEDY: Final = "give the whole id, 36 characters, as it was printed"  # for who means one that there is
+
+
+def parse_job_id(text: str, *, remedy: str = KNOWN_ID_REMEDY) -> JobId:
     """The canonical form of a job id: a UUID of any version, upper case and dashes as written by its maker.
 
     One rule for every entry path (BR-115): a UUID or nothing, stored in lower case, so that "A" and "a" are the
@@ -66,7 +70,7 @@ def parse_job_id(text: str) -> JobId:
     if is_canonical_id(lowered):
         return JobId(lowered)
     shown = text if len(text) <= 60 else text[:57] + "..."
-    raise InvalidJobError("id", f"{shown!r} is not a UUID", remedy="leave it out, or send a UUID (version 7 is best)")
+    raise InvalidJobError("id", f"{shown!r} is not a UUID", remedy=remedy)
 
 
 def derived_job_id(stream: str, seq: int, index: int, timestamp_ms: int) -> JobId:

@@ -10,6 +10,7 @@ from msgspec import Struct
 from jm_core import limits, scan, wire
 from jm_core.errors import InvalidJobError, InvalidNameError
 from jm_core.ids import (
+    NEW_ID_REMEDY,
     JobId,
     Lane,
     derived_job_id,
@@ -141,7 +142,7 @@ def resolve(
     job_id = (
         derived_job_id(origin.stream, origin.seq, index, origin.timestamp_ns // 1_000_000)
         if submission.id is None
-        else parse_job_id(submission.id)
+        else parse_job_id(submission.id, remedy=NEW_ID_REMEDY)
     )
     return NewJob(
         job_id,

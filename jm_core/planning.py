@@ -55,13 +55,18 @@ class Rules(Struct, frozen=True):
 
 
 class Progress(Struct, frozen=True):
-    """How far a schedule is planned. ``blocker``: id of an unfinished job of it, where its overlap policy asks."""
+    """How far a schedule is planned.
+
+    ``blocker``: id of an unfinished job of it, where its overlap policy asks. ``left_out``: instants that are neither
+    to be made a job nor to be skipped, because that has been decided.
+    """
 
     since: datetime  # of its creation or last change: no instant until then counts
     next_at: datetime | None = None  # the first instant not decided; None: never looked at
     floor_at: datetime | None = None
     floor_reason: SkipReason | None = None
     queued: datetime | None = None
+    left_out: frozenset[datetime] = frozenset()
     blocker: str | None = None
     runs: int = 0
     is_done: bool = False
@@ -145,7 +150,7 @@ class _Planner:
     ) -> None:
         self._rules = rules
         self._progress = progress
-        self._counted = _Counted(instants)
+        self._counted = _Counted(instants, progress.left_out)
         self._now = now
         self._reach = reach
         self._id_of = id_of
@@ -263,15 +268,20 @@ class _Planner:
 
 
 class _Counted:
-    """A recurrence that counts how often it was asked."""
+    """A recurrence without what is left out, which counts how often it was asked."""
 
-    def __init__(self, instants: Instants) -> None:
+    def __init__(self, instants: Instants, left_out: frozenset[datetime]) -> None:
         self._instants = instants
+        self._left_out = left_out
         self.steps = 0
 
     def after(self, instant: datetime) -> datetime | None:
         self.steps += 1
-        return self._instants.after(instant)
+        found = self._instants.after(instant)
+        while found is not None and found in self._left_out:
+            self.steps += 1
+            found = self._instants.after(found)
+        return found
 
 
 def newest(instants: Instants, first: datetime, until: datetime, count: int) -> list[datetime]:

@@ -16,7 +16,7 @@ from jm_core.errors import InvalidSettingError
 from jm_core.model import JobStatus
 
 JOB_KINDS: Final = tuple(status.label for status in JobStatus if status.is_terminal)
-SIDE_KINDS: Final = ("rejected", "buckets", "actions")
+SIDE_KINDS: Final = ("rejected", "buckets", "skips", "actions")
 KINDS: Final = (*JOB_KINDS, *SIDE_KINDS)
 NEVER: Final = "never"
 DEFAULT: Final = "30d"

@@ -16,6 +16,7 @@ from jm_core.api_schedules import ScheduleEdit, ScheduleSpec
 from jm_core.errors import InvalidNameError, InvalidScheduleError
 from jm_core.ids import HANDLER_PATTERN, is_handler_name
 from jm_core.intake import ClusterDefaults, NewJob, Origin, check_fields, resolve
+from jm_core.payload import cut_text
 from jm_core.planning import Rules, just_before, upcoming
 from jm_core.recurrence import Recurrence, check_fires, parse_recurrence
 from jm_core.wire import EMPTY_ARGS, HandlerDefaults, Submission
@@ -24,7 +25,11 @@ MISFIRE_WINDOW_S_MIN: Final = 60.0  # shorter than a change of leaders would los
 MISFIRE_LIMIT_MAX: Final = 1_000
 MAX_RUNS_MAX: Final = 1_000_000_000
 SECONDS_MAX: Final = limits.DELAY_S_MAX
+RECORDED_BYTES_MAX: Final = 1_000  # of one field of a change, in the record of it
 GAPS_LOOKED_AT: Final = 20  # of the plan, for the shortest interval
+ZONE_UNKNOWN: Final = "UTC"  # in place of the cluster's zone, which only its coordinators know
+ZONE_DOUBT: Final = timedelta(days=1)  # more than the same wall time is apart in any two zones
+CLOCK_DOUBT: Final = timedelta(days=366)  # so far ahead of the master's clock, the only one that counts, may another be
 _SINCE_ANY: Final = Origin("schedule", 0, 0)
 _EDITABLE: Final = [name for name in ScheduleSpec.__struct_fields__ if name != "name"]
 RECURRENCE_FIELDS: Final = ("kind", "expr", "zone", "starts_at")
@@ -119,6 +124,28 @@ def check_spec(
     return recurrence
 
 
+def check_from_afar(spec: ScheduleSpec, *, now: datetime) -> None:
+    """What can be told without the cluster's zone and the master's clock: refuses only what a coordinator would, too.
+
+    Args:
+        now: by any clock that is not years ahead.
+
+    Raises:
+        as ``check_spec``.
+    """
+    since = now - CLOCK_DOUBT
+    recurrence = _check_shape(spec, since, ZONE_UNKNOWN, {}, None)
+    if spec.starts_at is not None:
+        since = max(since, spec.starts_at - ZONE_DOUBT)
+    check_fires(recurrence, since)
+    if spec.ends_at is not None and not upcoming(recurrence, since, 1, until=spec.ends_at + ZONE_DOUBT):
+        raise _invalid(
+            "ends_at", f"nothing is due before {spec.ends_at}, so it would never fire", "set a later end, or none"
+        )
+    if spec.kind == "every":  # the same in every zone, at any time
+        _check_jitter(spec.jitter_s, upcoming(recurrence, since, 2))
+
+
 def check_declaration(spec: ScheduleSpec, *, now: datetime, zone: str, defaults: HandlerDefaults | None) -> None:
     """``check_spec`` for a declaration in code, which stays right when its end has passed: a worker must still start.
 
@@ -170,6 +197,18 @@ def same_spec(one: ScheduleSpec, other: ScheduleSpec) -> bool:
 def _meaning(spec: ScheduleSpec) -> dict[str, Any]:
     fields = msgspec.structs.asdict(spec)
     return {**fields, "args": {} if spec.args is None else msgspec.json.decode(spec.args) or {}}
+
+
+def changes_between(before: ScheduleSpec, after: ScheduleSpec) -> dict[str, Any]:
+    """What differs, for the record: by field ``{"from": …, "to": …}``. What is long is cut, and then a text."""
+    was, now = _meaning(before), _meaning(after)
+    return {name: {"from": _short(was[name]), "to": _short(now[name])} for name in was if was[name] != now[name]}
+
+
+def _short(value: Any) -> Any:
+    plain = msgspec.to_builtins(value)
+    text = msgspec.json.encode(plain).decode()
+    return plain if len(text) <= RECORDED_BYTES_MAX else cut_text(text, RECORDED_BYTES_MAX)
 
 
 def same_recurrence(one: ScheduleSpec, other: ScheduleSpec) -> bool:

@@ -102,9 +102,6 @@ class PlanStore:
         )
         return bool(terms)
 
-    async def forget_skips(self, *, older_s: float, at_most: int) -> None:
-        await self._database.fetch(self._sql["forget_skips"], older_s, at_most)
-
 
 def _committed(row: asyncpg.Record | None) -> Committed | TermLost:
     assert row is not None

@@ -6,7 +6,6 @@ How far ahead, and which schedules are decided at their instant only: docs/archi
 from __future__ import annotations
 
 import logging
-import time
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
@@ -49,8 +48,6 @@ YIELD_STEPS: Final = 500
 IDLE_POLLS: Final = 2  # a row that plain SQL inserted is seen after so many times the polling interval at most
 QUEUED_S: Final = 0.5  # how often we look whether the predecessor of a queued instant has ended
 GAP_S: Final = 0.05  # between passes: what falls due meanwhile goes along in one
-FORGET_EVERY_S: Final = 600.0
-FORGET_AT_ONCE: Final = 5_000
 
 
 class Handlers(Protocol):
@@ -97,7 +94,6 @@ class Planner:
         self._idle_s = IDLE_POLLS * poll_s
         self._threshold_s = threshold_s
         self._soon = datetime.min.replace(tzinfo=UTC)  # what is due by then need not wait for the assigner's next look
-        self._forget_at_s = time.monotonic() + FORGET_EVERY_S
 
     async def run(self) -> None:
         """Plan until cancelled; sleeps until the next schedule is to be looked at, or somebody changes one.
@@ -112,7 +108,6 @@ class Planner:
             if looked_at := await self.plan_once():
                 await anyio.sleep(GAP_S if looked_at < BATCH_MAX else 0)
                 continue
-            await self._forget_now_and_then()
             look = await self._database.ride_out(self._store.next_look)
             wait_s = self._idle_s if look.in_s is None else min(max(look.in_s, GAP_S), self._idle_s)
             await self._wake.wait(min(wait_s, QUEUED_S) if look.has_queued else wait_s)
@@ -190,9 +185,3 @@ class Planner:
         telemetry.schedule_disabled()
         if not await self._database.ride_out(lambda: self._store.disable(name, plan_no, text)):
             raise LostTermError(self._term)
-
-    async def _forget_now_and_then(self) -> None:
-        if time.monotonic() >= self._forget_at_s:
-            self._forget_at_s = time.monotonic() + FORGET_EVERY_S
-            older_s = limits.RETENTION_S
-            await self._database.ride_out(lambda: self._store.forget_skips(older_s=older_s, at_most=FORGET_AT_ONCE))

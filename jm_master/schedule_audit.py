@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uuid_utils
 
@@ -23,7 +23,8 @@ class ScheduleAudit:
 
     async def record(self, connection: Connection, write: ScheduleWrite) -> None:
         """In the transaction of the change: neither is there without the other."""
-        parameters = {"cancelled": write.cancelled} if write.cancelled else {}
+        parameters: dict[str, Any] = {"changed": write.changed} if write.changed else {}
+        parameters |= {"cancelled": write.cancelled} if write.cancelled else {}
         await connection.execute(
             self._sql["note_action"],
             str(uuid_utils.uuid7()),

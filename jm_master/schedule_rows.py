@@ -94,6 +94,7 @@ def progress_of(row: asyncpg.Record) -> Progress:
         floor_at=row["floor_at"],
         floor_reason=None if reason is None else SkipReason(reason),
         queued=row["queued_at"],
+        left_out=frozenset(row["left_out"]),
         blocker=row["blocker"],
         runs=row["runs"],
         is_done=row["state"] == "done",

@@ -15,7 +15,7 @@ from jm_core import api_schedules as api
 from jm_core import limits
 from jm_core.api_schedules import Origin, ScheduleState, ScheduleView
 from jm_core.errors import InvalidScheduleError, JmError
-from jm_core.ids import parse_job_id
+from jm_core.ids import NEW_ID_REMEDY, parse_job_id
 from jm_core.intake import ClusterDefaults
 from jm_core.payload import check_args, cut_text
 from jm_core.planning import upcoming
@@ -122,10 +122,10 @@ class ScheduleService:
 
     async def _add(self, data: bytes) -> Struct:
         request = decoded(data, api.ScheduleAdd)
-        spec, by = request.spec, _by(request.by)
+        spec, by, reason = request.spec, _by(request.by), _reason(request.reason)
         self._check(spec, await self._store.now())
         state = ScheduleState.PAUSED if request.paused else ScheduleState.ACTIVE
-        if not await self._store.add(spec, by=by, state=state):
+        if not await self._store.add(spec, by=by, reason=reason, state=state):
             await self._check_same(spec)
         return await self._view_of(spec.name)
 
@@ -209,8 +209,12 @@ class ScheduleService:
     async def _run_now(self, data: bytes) -> Struct:
         request = decoded(data, api.RunNow)
         by = _by(request.by)
-        job_id = str(uuid_utils.uuid7()) if request.request_id is None else parse_job_id(request.request_id)
-        write = ScheduleWrite("run-now", request.name, by, job_id=job_id)
+        job_id = (
+            str(uuid_utils.uuid7())
+            if request.request_id is None
+            else parse_job_id(request.request_id, remedy=NEW_ID_REMEDY)
+        )
+        write = ScheduleWrite("run-now", request.name, by, _reason(request.reason), job_id=job_id)
         async with self._store.hold(request.name, write) as found:
             held = _existing(found, request.name)
             job = self._job(spec_of(held.row), request, job_id)

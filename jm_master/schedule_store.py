@@ -9,12 +9,13 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from jm_core.api_schedules import Origin, ScheduleState, SkipReason
 from jm_core.payload import cut_text
+from jm_core.schedule_rules import changes_between
 from jm_master.queries import named
-from jm_master.schedule_rows import columns_of
+from jm_master.schedule_rows import columns_of, shown_spec_of
 from jm_master.terms import LostTermError
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class ScheduleWrite(Struct, frozen=True):
     reason: str = ""
     cancelled: int = 0
     job_id: str | None = None
+    changed: dict[str, Any] = {}  # of a definition, by field: as it was and as it is (``changes_between``)
 
 
 async def no_audit(connection: Connection, write: ScheduleWrite) -> None:
@@ -62,6 +64,8 @@ class Held:
         self.now: datetime = row["now"]
         self.committed: Callable[[], None] | None = None  # to be called then
         self.cancelled = 0
+        self.changed: dict[str, Any] = {}
+        self.wrote = False  # whether anything was done
         self._connection = connection
         self._sql = sql
         self._withdrawer = withdrawer
@@ -92,11 +96,13 @@ class Held:
         keep_late = same_recurrence and self.state is not ScheduleState.DONE
         await self._take_back(self.now, by=by, why=why, keep_late=keep_late)
         await self._execute("change_spec", self.name, by, digest, *columns_of(spec))
+        self.changed |= changes_between(shown_spec_of(self.row), spec)
 
     async def drop_queued(self, reason: SkipReason) -> None:
         queued: datetime | None = self.row["queued_at"]
         if queued is not None:
             await self._execute("drop_queued", self.name, reason.value, queued.isoformat())
+            self.changed["queued_instant"] = {"from": queued.isoformat(), "to": None}
 
     async def delete(self, *, by: str, reason: str) -> None:
         await self._take_back(None, by=by, why=_why(self.name, "deleted", reason), keep_late=False)
@@ -105,7 +111,7 @@ class Held:
     async def run_now(self, job: NewJob, metadata: str) -> bool:
         """False: its id or its unique key is taken."""
         if job.unique_key is not None:
-            await self._execute("free_key", job.unique_key)
+            await self._connection.execute(self._sql["free_key"], job.unique_key)
         made = await self._connection.fetchval(
             self._sql["run_now"],
             self.name,
@@ -119,7 +125,8 @@ class Held:
             job.unique_key,
             metadata,
         )
-        return made is not None
+        self.wrote = made is not None
+        return self.wrote
 
     async def find_in_the_way(self, job: NewJob) -> tuple[str | None, str | None]:
         """The schedule of the job with the same id, and the id of the unfinished job with the same unique key."""
@@ -139,9 +146,10 @@ class Held:
         if ids:
             why = cut_text(why, WHY_BYTES_MAX)
             self.committed = await self._withdrawer.cancel(self._connection, ids, by=by, why=why)
-        await self._execute("rewind", self.name, len(ids), self.now, keep_late, ids)
+        await self._execute("rewind", self.name, self.now, keep_late, ids)
 
     async def _execute(self, statement: str, *args: Any) -> None:
+        self.wrote = True
         await self._connection.execute(self._sql[statement], *args)
 
 
@@ -169,6 +177,7 @@ class ScheduleStore:
         spec: ScheduleSpec,
         *,
         by: str,
+        reason: str = "",
         state: ScheduleState = ScheduleState.ACTIVE,
         origin: Origin = Origin.DYNAMIC,
         digest: str | None = None,
@@ -178,7 +187,7 @@ class ScheduleStore:
             arguments = (spec.name, state.value, origin.value, by, digest, *columns_of(spec))
             if await connection.fetchval(self._sql["insert_schedule"], *arguments) is None:
                 return False
-            await self._audit(connection, ScheduleWrite("add", spec.name, by))
+            await self._audit(connection, ScheduleWrite("add", spec.name, by, reason))
         self._on_change()
         return True
 
@@ -186,14 +195,16 @@ class ScheduleStore:
     async def hold(self, name: str, write: ScheduleWrite) -> AsyncIterator[Held | None]:
         """The schedule, locked until the block ends; None: there is none of this name.
 
-        What the block does is committed when it ends, and recorded as ``write``; an error undoes all of it.
+        What the block does is committed when it ends, and recorded as ``write`` unless it was nothing; an error undoes
+        all of it.
         """
         async with self._transaction() as connection:
             row = await connection.fetchrow(self._sql["lock_schedule"], name)
             held = None if row is None else Held(connection, self._sql, row, self._withdrawer)
             yield held
-            if held is not None:
-                await self._audit(connection, _with_count(write, held.cancelled))
+            if held is not None and held.wrote:
+                done = structs.replace(write, cancelled=held.cancelled, changed=held.changed)
+                await self._audit(connection, done)
         if held is not None:
             if held.committed is not None:
                 held.committed()
@@ -227,10 +238,6 @@ class ScheduleStore:
             if await connection.fetchrow(self._sql["hold_term"], self._term) is None:
                 raise LostTermError(self._term)
             yield connection
-
-
-def _with_count(write: ScheduleWrite, cancelled: int) -> ScheduleWrite:
-    return ScheduleWrite(write.action, write.name, write.by, write.reason, cancelled, write.job_id)
 
 
 def _why(name: str, what: str, reason: str) -> str:

@@ -13,7 +13,7 @@ from jm_core.retry import DEFAULT_BACKOFF, Backoff, Delays, Exponential, Fixed
 from jm_nats.client import JobClient
 from jm_nats.config import NatsConfig
 from jm_nats.handlers import Executor, Handler
-from jm_nats.schedules import declared, seconds
+from jm_nats.schedules import declared
 from jm_nats.subjects import Names
 
 
@@ -151,6 +151,8 @@ class JobMaster:
             name: unique in the cluster; by default the handler's name.
             args: for the handler, checked against its signature.
             lane, priority, max_attempts, timeout: by default the handler's.
+            unique_key: a time at which any job holds it is skipped. The schedule's jobs hold it until they end: there
+                is neither a window beyond that (``unique_for``) nor another rule for conflicts.
             misfire, misfire_limit, misfire_window, overlap: ``jm_core.api_schedules`` says what each policy does.
             jitter: each job is delayed by 0 to so many seconds.
 
@@ -162,20 +164,23 @@ class JobMaster:
             spec = declared(
                 handler,
                 name=name,
-                kinds={"cron": cron, "every": every, "rrule": rrule, "plain": plain},
                 args=args,
-                priority=priority,
-                misfire=misfire,
-                overlap=overlap,
+                cron=cron,
+                every=every,
+                rrule=rrule,
+                plain=plain,
                 zone=zone,
                 lane=lane,
+                priority=priority,
                 max_attempts=max_attempts,
-                timeout_s=seconds(timeout),
+                timeout=timeout,
                 unique_key=unique_key,
-                metadata=None if metadata is None else dict(metadata),
+                metadata=metadata,
+                misfire=misfire,
                 misfire_limit=misfire_limit,
-                misfire_window_s=seconds(misfire_window),
-                jitter_s=seconds(jitter) or 0.0,
+                misfire_window=misfire_window,
+                overlap=overlap,
+                jitter=jitter,
                 starts_at=starts_at,
                 ends_at=ends_at,
                 max_runs=max_runs,

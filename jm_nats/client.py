@@ -18,7 +18,7 @@ from jm_core.errors import (
     JmError,
     RejectedError,
 )
-from jm_core.ids import parse_job_id
+from jm_core.ids import NEW_ID_REMEDY, parse_job_id
 from jm_core.intake import check_fields
 from jm_core.model import OnConflict
 from jm_core.payload import check_args, check_no_lost_floats
@@ -306,7 +306,7 @@ def prepared(job: Submission) -> Submission:
     raw = bytes(job.args)
     if raw not in (b"{}", b"null"):
         check_args(raw)
-    job.id = str(uuid_utils.uuid7()) if job.id is None else parse_job_id(job.id)
+    job.id = str(uuid_utils.uuid7()) if job.id is None else parse_job_id(job.id, remedy=NEW_ID_REMEDY)
     return job
 
 

@@ -12,7 +12,7 @@ from msgspec import UNSET, Raw, UnsetType
 
 from jm_core import limits
 from jm_core.errors import InvalidJobError, InvalidSettingError
-from jm_core.ids import parse_handler_name, parse_job_id, parse_name
+from jm_core.ids import NEW_ID_REMEDY, parse_handler_name, parse_job_id, parse_name
 from jm_core.intake import check_fields
 from jm_core.model import Priority
 from jm_core.payload import check_args, check_decoded_args, check_no_lost_floats, cut_text
@@ -172,7 +172,7 @@ class Handler:
         submission = CheckedJob(
             handler=self.name,
             args=self.encode_args(args),
-            id=str(uuid_utils.uuid7()) if job_id is None else parse_job_id(job_id),
+            id=str(uuid_utils.uuid7()) if job_id is None else parse_job_id(job_id, remedy=NEW_ID_REMEDY),
             run_at=run_at,
             delay_s=_seconds(delay),
             lane=self.lane if lane is None else lane,

@@ -5,14 +5,13 @@ arguments and the numbers before anything is sent.
 """
 
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
-import msgspec
 import uuid_utils
-from msgspec import Raw, Struct
+from msgspec import Struct
 
-from jm_core import api, api_schedules, wire
+from jm_core import api, api_schedules
 from jm_core.api_schedules import (
     RunNow,
     ScheduleAction,
@@ -27,28 +26,20 @@ from jm_core.api_schedules import (
     SkipQuery,
 )
 from jm_core.errors import (
-    InvalidJobError,
-    InvalidScheduleError,
     JmError,
     NoSuchScheduleError,
     ScheduleConflictError,
     ScheduleRefusedError,
 )
-from jm_core.model import Priority
-from jm_core.payload import check_args, check_no_lost_floats
-from jm_core.recurrence import KINDS, load_zone, parse_recurrence
-from jm_core.schedule_rules import check_schedule_name, check_spec
+from jm_core.recurrence import load_zone, parse_recurrence
+from jm_core.schedule_rules import ZONE_UNKNOWN, check_from_afar, check_schedule_name
 from jm_nats.actor import default_actor
 from jm_nats.api_client import ApiClient
-from jm_nats.schedules import expression_text
+from jm_nats.schedule_spec import check_names, checked_args, read, schedule_spec, with_expression
 
-UNKNOWN_ZONE: Final = "UTC"  # in place of the cluster's zone, which only its coordinators know
 PAGE: Final = 200
 CALL_TIMEOUT_S: Final = 10.0  # the coordinator gives up after 8, and says so
-_FIELDS: Final = frozenset(ScheduleSpec.__struct_fields__)
 _EDIT_FIELDS: Final = frozenset(ScheduleEdit.__struct_fields__) - {"name", "by", "reason", "args"}
-_NAMES: Final = {"timeout": "timeout_s", "jitter": "jitter_s", "misfire_window": "misfire_window_s"}
-SpecT = TypeVar("SpecT", ScheduleSpec, ScheduleEdit)
 ReplyT = TypeVar("ReplyT")
 
 
@@ -63,7 +54,15 @@ class ScheduleClient:
         self._api = client
 
     async def add(
-        self, name: str, handler: str, args: Any = None, *, paused: bool = False, by: str | None = None, **fields: Any
+        self,
+        name: str,
+        handler: str,
+        args: Any = None,
+        *,
+        paused: bool = False,
+        by: str | None = None,
+        reason: str = "",
+        **fields: Any,
     ) -> ScheduleView:
         """Make a schedule. Adding the very same again changes nothing, and is no error.
 
@@ -78,7 +77,7 @@ class ScheduleClient:
             ScheduleConflictError: another schedule has the name.
         """
         spec = checked_spec(schedule_spec(name, handler, args, **fields))
-        return await self._ask(api_schedules.OP_SCHEDULE_ADD, ScheduleAdd(spec, _by(by), paused), ScheduleView)
+        return await self._ask(api_schedules.OP_SCHEDULE_ADD, ScheduleAdd(spec, _by(by), paused, reason), ScheduleView)
 
     async def get(self, name: str, *, upcoming: int = 5) -> ScheduleView:
         """A schedule with its next times.
@@ -151,7 +150,7 @@ class ScheduleClient:
         return await self._act(api_schedules.OP_SCHEDULE_DELETE, name, reason, by)
 
     async def run_now(
-        self, name: str, *, args: Any = None, by: str | None = None, request_id: str | None = None
+        self, name: str, *, args: Any = None, by: str | None = None, reason: str = "", request_id: str | None = None
     ) -> str:
         """One job at once, whatever the schedule's state and policies.
 
@@ -168,7 +167,7 @@ class ScheduleClient:
         """
         check_schedule_name(name)
         encoded = None if args is None else checked_args(args)
-        request = RunNow(name, _by(by), encoded, request_id or str(uuid_utils.uuid7()))
+        request = RunNow(name, _by(by), encoded, request_id or str(uuid_utils.uuid7()), reason)
         reply = await self._ask(api_schedules.OP_SCHEDULE_RUN_NOW, request, api_schedules.RunNowReply)
         return reply.job_id
 
@@ -186,19 +185,6 @@ class ScheduleClient:
         return await self._api.call(operation, request, reply_type, errors=_translated, timeout_s=CALL_TIMEOUT_S)
 
 
-def schedule_spec(name: str, handler: str, args: Any = None, **fields: Any) -> ScheduleSpec:
-    """A definition from plain values; see ``ScheduleClient.add``.
-
-    Raises:
-        InvalidScheduleError: no expression or several, a field that there is not; InvalidJobError: args are no JSON.
-    """
-    given = _with_expression(fields, needed=True)
-    _check_names(given, _FIELDS)
-    rest = {field: value for field, value in given.items() if value is not None}
-    raw_args = checked_args({} if args is None else args)
-    return _read({**rest, "name": name, "handler": handler, "args": raw_args}, ScheduleSpec)
-
-
 def schedule_edit(
     name: str, args: Any = None, *, by: str | None = None, reason: str = "", **changes: Any
 ) -> ScheduleEdit:
@@ -208,77 +194,26 @@ def schedule_edit(
         InvalidScheduleError, InvalidNameError, InvalidJobError.
     """
     check_schedule_name(name)
-    given = _with_expression(changes, needed=False)
-    _check_names(given, _EDIT_FIELDS)
+    given = with_expression(changes, needed=False)
+    check_names(given, _EDIT_FIELDS)
     if args is not None:
         given["args"] = checked_args(args)
-    request = _read({**given, "name": name, "by": _by(by), "reason": reason}, ScheduleEdit)
+    request = read({**given, "name": name, "by": _by(by), "reason": reason}, ScheduleEdit)
     if isinstance(request.kind, str) and isinstance(request.expr, str):
-        parse_recurrence(request.kind, request.expr, request.zone or UNKNOWN_ZONE)
+        parse_recurrence(request.kind, request.expr, request.zone or ZONE_UNKNOWN)
     elif request.zone:
         load_zone(request.zone)
     return request
 
 
-def checked_args(args: Any) -> Raw:
-    """Arguments as JSON, once they are known to be what a job takes.
-
-    Raises:
-        InvalidJobError.
-    """
-    try:
-        raw = wire.encode(args)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidJobError("args", f"not JSON: {error}", remedy="give what JSON can hold") from None
-    check_no_lost_floats(args, raw, "args")
-    check_args(raw)
-    return Raw(raw)
-
-
 def checked_spec(spec: ScheduleSpec, *, now: datetime | None = None) -> ScheduleSpec:
-    """``spec``, once everything is checked that needs no server.
+    """``spec``, once everything is checked that needs no server: neither the cluster's zone nor the right time.
 
     Raises:
         InvalidScheduleError, InvalidJobError, InvalidNameError.
     """
-    check_spec(spec, now=now or datetime.now(UTC), cluster_zone=UNKNOWN_ZONE, handlers={}, known=None)
+    check_from_afar(spec, now=now or datetime.now(UTC))
     return spec
-
-
-def _with_expression(fields: dict[str, Any], *, needed: bool) -> dict[str, Any]:
-    """``cron="…"`` and its like as ``kind`` and ``expr``; spans of time in seconds, under the definition's names."""
-    kinds = [kind for kind in KINDS if fields.get(kind) is not None]
-    if len(kinds) > 1 or (needed and not kinds):
-        problem = f"{' and '.join(kinds)} are given" if kinds else "no expression is given"
-        raise InvalidScheduleError("expression", problem, expected=KINDS, remedy="give exactly one of them")
-    rest = {_NAMES.get(name, name): _plain(value) for name, value in fields.items() if name not in KINDS}
-    return rest | {"kind": kinds[0], "expr": expression_text(fields[kinds[0]])} if kinds else rest
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    return value.label if isinstance(value, Priority) else value
-
-
-def _read(given: dict[str, Any], kind: type[SpecT]) -> SpecT:
-    """Plain values as a struct: what may be a string, a number, an instant with an offset.
-
-    Raises:
-        InvalidScheduleError: naming the field.
-    """
-    try:
-        return msgspec.json.decode(wire.encode(given), type=kind)
-    except (TypeError, ValueError, RecursionError, OverflowError) as error:
-        problem, _, path = str(error).partition(" - at `$")
-        field = path.strip(".`") or "definition"
-        raise InvalidScheduleError(field, problem, remedy="see docs/schedules.md for what it may be") from None
-
-
-def _check_names(given: dict[str, Any], known: frozenset[str]) -> None:
-    unknown = set(given) - known
-    if unknown:
-        raise InvalidScheduleError(min(unknown), "no such field", expected=tuple(sorted(known)), remedy="correct it")
 
 
 def _by(by: str | None) -> str:

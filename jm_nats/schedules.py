@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Raw
 
-from jm_core.api_schedules import MisfirePolicy, OverlapPolicy, ScheduleSpec
 from jm_core.errors import InvalidJobError, InvalidNameError, InvalidScheduleError, InvalidSettingError
-from jm_core.schedule_rules import check_declaration
+from jm_core.recurrence import KINDS
+from jm_core.schedule_rules import ZONE_UNKNOWN, check_declaration
 from jm_nats.handlers import Handler
+from jm_nats.schedule_spec import schedule_spec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from jm_core.model import Priority
-
-ZONE_UNKNOWN: Final = "UTC"  # which zone the cluster has is not known where code is imported
+    from jm_core.api_schedules import ScheduleSpec
 
 
-def declared(
-    handler: Handler,
-    *,
-    name: str | None,
-    kinds: Mapping[str, str | float | timedelta | None],
-    args: Mapping[str, Any] | None,
-    priority: Priority | None,
-    misfire: MisfirePolicy | str,
-    overlap: OverlapPolicy | str,
-    **fields: Any,
-) -> ScheduleSpec:
+def declared(handler: Handler, *, name: str | None, args: Mapping[str, Any] | None, **fields: Any) -> ScheduleSpec:
     """The definition, checked as the coordinator will.
 
     Args:
-        kinds: by kind, the expression or None; exactly one is given.
+        fields: as of ``ScheduleClient.add``, exactly one expression among them.
 
     Raises:
         InvalidSettingError: naming the schedule, and saying what is wrong in the expression's own words.
@@ -44,34 +33,12 @@ def declared(
             f"schedule {name or ''!r}: @app.schedule(...) goes above @app.handler(...), and not onto {handler!r:.60}"
         )
     name = handler.name if name is None else name
-    given = {kind: expression_text(expression) for kind, expression in kinds.items() if expression is not None}
-    if len(given) != 1:
-        raise InvalidSettingError(f"schedule {name!r}: give exactly one of {', '.join(kinds)}, not {len(given)}")
-    ((kind, expr),) = given.items()
+    given = sum(fields.get(kind) is not None for kind in KINDS)
+    if given != 1:
+        raise InvalidSettingError(f"schedule {name!r}: give exactly one of {', '.join(KINDS)}, not {given}")
     try:
-        spec = ScheduleSpec(
-            name=name,
-            kind=kind,
-            expr=expr,
-            handler=handler.name,
-            args=Raw(handler.encode_args(args or {})),
-            priority=None if priority is None else priority.label,
-            misfire=MisfirePolicy(misfire),
-            overlap=OverlapPolicy(overlap),
-            **fields,
-        )
+        spec = schedule_spec(name, handler.name, Raw(handler.encode_args(args or {})), **fields)
         check_declaration(spec, now=datetime.now(UTC), zone=ZONE_UNKNOWN, defaults=handler.defaults())
-    except (InvalidScheduleError, InvalidJobError, InvalidNameError, ValueError, TypeError) as error:
+    except (InvalidScheduleError, InvalidJobError, InvalidNameError) as error:
         raise InvalidSettingError(f"schedule {name!r} of handler {handler.name!r}: {error}") from error
     return spec
-
-
-def expression_text(expression: str | float | timedelta) -> str:
-    """An interval may be a number of seconds or a ``timedelta``."""
-    if isinstance(expression, timedelta):
-        expression = expression.total_seconds()
-    return expression if isinstance(expression, str) else f"{expression:.6f}".rstrip("0").rstrip(".")
-
-
-def seconds(span: float | timedelta | None) -> float | None:
-    return span.total_seconds() if isinstance(span, timedelta) else span

@@ -21,7 +21,7 @@ LIMIT_MAX: Final = 500
 UPCOMING_MAX: Final = 100
 STATES: Final = ("active", "paused", "disabled", "idle", "inactive", "done")
 ORIGINS: Final = ("static", "dynamic")
-REASONS: Final = ("misfire", "overlap", "duplicate", "paused", "disabled", "inactive")
+REASONS: Final = ("misfire", "overlap", "duplicate", "paused", "disabled", "inactive", "cancelled")
 
 app = typer.Typer(
     help="Recurring jobs: preview, add, list, show, edit, pause, resume, run-now, delete, skips.", rich_markup_mode=None

@@ -71,7 +71,8 @@ def add(
         jm schedule add poll poll-inbox --every 30s --overlap skip
         jm schedule add payday pay --plain "every month on the last weekday at 12:00" --misfire run_all --dry-run
     """
-    from jm_nats.schedule_client import checked_spec, schedule_spec  # noqa: PLC0415
+    from jm_nats.schedule_client import checked_spec  # noqa: PLC0415
+    from jm_nats.schedule_spec import schedule_spec  # noqa: PLC0415
 
     if not when.expressions:
         raise UsageError("no expression is given; give --cron, --every, --rrule or --plain")
@@ -83,7 +84,7 @@ def add(
         return
 
     async def ask(schedules: "ScheduleClient") -> "ScheduleView":
-        return await schedules.add(name, handler, args, paused=paused, by=record.by, **fields)
+        return await schedules.add(name, handler, args, paused=paused, by=record.by, reason=record.reason, **fields)
 
     _change(ask, options, as_json=as_json, done="added")
 
@@ -168,10 +169,7 @@ def run_now(
         str | None,
         typer.Option("--args", metavar="JSON", help="Instead of the schedule's own; a JSON object, '-' reads stdin."),
     ] = None,
-    by: Annotated[
-        str | None,
-        typer.Option("--by", metavar="NAME", help="Who acts, for the record; otherwise JM_ACTOR, or user and host."),
-    ] = None,
+    record: RecordOptions,
     as_json: JsonFlag = False,
     options: ClientOptions,
 ) -> None:
@@ -182,7 +180,7 @@ def run_now(
     """
     from jm_cli.submit import raw_args  # noqa: PLC0415
     from jm_core.schedule_rules import check_schedule_name  # noqa: PLC0415
-    from jm_nats.schedule_client import checked_args  # noqa: PLC0415
+    from jm_nats.schedule_spec import checked_args  # noqa: PLC0415
 
     check_schedule_name(name)
     args = raw_args(job_args)
@@ -191,7 +189,7 @@ def run_now(
 
     async def ask() -> str:
         async with options.client() as client:
-            return await client.schedules.run_now(name, args=args, by=by)
+            return await client.schedules.run_now(name, args=args, by=record.by, reason=record.reason)
 
     job_id = run_briefly(ask())
     print_json({"job_id": job_id}) if as_json else print_line(job_id)

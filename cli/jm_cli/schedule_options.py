@@ -95,7 +95,11 @@ class ScheduledJobOptions:
     ] = None
     unique_key: Annotated[
         str | None,
-        typer.Option("--unique-key", metavar="KEY", help="No job is made while an unfinished one has this key."),
+        typer.Option(
+            "--unique-key",
+            metavar="KEY",
+            help="No job is made while another holds this key; held until the job ends, without a window.",
+        ),
     ] = None
 
     def raw_args(self) -> Any:

@@ -156,7 +156,12 @@ def _problem(kind: _Field, item: str) -> tuple[str, str]:  # noqa: PLR0911 - a l
     if "?" in item:
         return "'?' is Quartz's", "write *"
     if kind.name == "day of month" and item.startswith("L-"):
-        return f"{item!r} counts back from the last day, which cron here does not", "use --rrule with BYMONTHDAY=-3"
+        back = re.fullmatch(r"L-([12]?[0-9]|30)", item)
+        number = f"=-{int(back[1]) + 1}" if back else ""  # L-3 is three days before the last, which itself is -1
+        return (
+            f"{item!r} counts back from the last day, which cron here does not",
+            f"use --rrule with BYMONTHDAY{number}",
+        )
     step = item.partition("/")[2]
     if step.isdecimal() and int(step) > kind.high - kind.low:
         return f"a step of {step} leaves the field at once", "for long intervals use --every"
@@ -167,9 +172,23 @@ def _problem(kind: _Field, item: str) -> tuple[str, str]:  # noqa: PLR0911 - a l
     if not _is_read(" ".join(around)):
         backwards = re.fullmatch(r"([0-9]+)-([0-9]+)(/.*)?", item) or re.fullmatch(r"([A-Z]{3})-([A-Z]{3})(/.*)?", item)
         if backwards and not _problem(kind, backwards[1])[0] and not _problem(kind, backwards[2])[0]:
-            return f"the range {item} runs backwards", "write it as two, 22-23,0-4 for example"
+            return f"the range {item} runs backwards", f"write {_forwards(kind, backwards[1], backwards[2], step)}"
         return f"{item!r} cannot be read", "see docs/schedules.md for what a field may hold"
     return "", ""
+
+
+def _forwards(kind: _Field, first: str, last: str, step: str) -> str:
+    """The values of a range that runs over the end of its field, as they can be written."""
+    names = kind.names if first in kind.names else ()
+    high = 6 if kind.name == "day of week" else kind.high
+    size = high - kind.low + 1
+    begin, end = ((names.index(text) if names else (int(text) - kind.low) % size) for text in (first, last))
+    shown = names or [str(value) for value in range(kind.low, high + 1)]
+    width = (end - begin) % size + 1
+    if step.isdecimal() and int(step) > 0:
+        return ",".join(shown[(begin + at) % size] for at in range(0, width, int(step)))
+    parts = [(begin, size - 1), (0, end)] if begin + width > size else [(begin, end)]
+    return ",".join(shown[low] if low == up else f"{shown[low]}-{shown[up]}" for low, up in parts)
 
 
 def _is_read(expression: str) -> bool:
@@ -225,8 +244,10 @@ def _explained(expression: str) -> str:
         return f"{by_month} OR {by_week[0].lower()}{by_week[1:]}"
     if nearest:
         numbered = ",".join(item for item in days if not NEAREST.fullmatch(item))
-        rest = [numbered or "*" if i == DAY_OF_MONTH else part for i, part in enumerate(parts)]
-        return f"{_explained(' '.join(rest))}, on the weekday nearest to day {' and '.join(nearest)} of the month"
+        rest = _explained(" ".join(numbered or "*" if i == DAY_OF_MONTH else part for i, part in enumerate(parts)))
+        joined = f"{rest} and" if numbered else rest.replace(" every day", "", 1)
+        some_have_it = " (if it has one)" * any(int(day) > 28 for day in nearest)
+        return f"{joined} on the weekday nearest to day {' and '.join(nearest)} of the month{some_have_it}"
     if parts[0] == "0":
         parts = parts[1:]
     return str(CronSim(" ".join(parts), ANY_DAY).explain())

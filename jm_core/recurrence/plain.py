@@ -106,8 +106,9 @@ def parse_plain(text: str, zone: str, *, anchor: datetime | None) -> Plain | Pla
         raise InvalidScheduleError("plain", "every 0", number_at, ("a number from 1 on",), remedy=EXAMPLE)
     unit = words.accept(*UNITS, shown=UNITS_SHOWN)
     if unit:
-        number = 1 if number is None else number
-        return _interval(words, text, zone, anchor, check_interval(Decimal(UNITS[unit] * number), unit, "plain"))
+        shown = unit if number is None else f"{number} {unit}"
+        seconds = UNITS[unit] * (1 if number is None else number)
+        return _interval(words, text, zone, anchor, check_interval(Decimal(seconds), shown, "plain"))
     rule, times = _days_and_times(words, number)
     zone = _zone(words, zone)
     return Plain(text, zone, _at_midnight(rule, zone, anchor), times, stepping=False)

@@ -14,7 +14,7 @@ WITH picked AS MATERIALIZED (
 SELECT s.name, s.schedule_id::text, s.kind, s.expr, s.zone, s.handler, s.args::text, s.lane, s.priority, s.max_attempts,
        s.timeout_s, s.metadata::text, s.unique_key, s.misfire, s.misfire_limit, s.misfire_window_s, s.overlap, s.jitter_s,
        s.starts_at, s.ends_at, s.max_runs, s.state, s.created_at, s.since_at, s.next_at, s.floor_at, s.floor_reason, s.queued_at,
-       s.runs, s.plan_no, s.generation, now() AS now,
+       s.left_out, s.runs, s.plan_no, s.generation, now() AS now,
        CASE WHEN isfinite(s.plan_at) THEN extract(epoch FROM now() - s.plan_at)::float8 END AS late_s,
        CASE WHEN s.overlap <> 'allow' THEN (
            SELECT j.id::text FROM jobmaster.job AS j WHERE j.schedule = s.name AND j.status < 4 LIMIT 1) END AS blocker
@@ -109,9 +109,3 @@ WITH term AS MATERIALIZED (
      WHERE name = $2 AND plan_no = $3 AND state IN ('active', 'idle', 'done') AND EXISTS (SELECT FROM term)
 )
 SELECT count(*) AS terms FROM term;
-
--- name: forget_skips
--- Records of skips are kept as long as jobs are. A bounded step, oldest first.
-DELETE FROM jobmaster.schedule_skip
- WHERE skip_id IN (SELECT skip_id FROM jobmaster.schedule_skip ORDER BY skip_id LIMIT $2)
-   AND last_at < now() - $1::float8 * interval '1 second';

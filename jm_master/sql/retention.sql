@@ -68,6 +68,19 @@ WITH term AS MATERIALIZED (
 )
 SELECT (SELECT count(*) FROM term) AS terms, (SELECT count(*) FROM gone) AS removed;
 
+-- name: remove_skips
+-- What did not become a job of a schedule; of a run of them, when its last is old enough.
+WITH term AS MATERIALIZED (
+    SELECT FROM jobmaster.leader WHERE term = $1 FOR SHARE
+), old AS MATERIALIZED (
+    SELECT skip_id FROM jobmaster.schedule_skip WHERE last_at <= now() - $3::float8 * interval '1 second' LIMIT $2
+), gone AS (
+    DELETE FROM jobmaster.schedule_skip AS k USING old
+     WHERE k.skip_id = old.skip_id AND k.last_at <= now() - $3::float8 * interval '1 second' AND EXISTS (SELECT FROM term)
+    RETURNING 1
+)
+SELECT (SELECT count(*) FROM term) AS terms, (SELECT count(*) FROM gone) AS removed;
+
 -- name: remove_actions
 -- What operators did, once it is done. What became of a single job stays with that job.
 WITH term AS MATERIALIZED (
@@ -95,8 +108,10 @@ SELECT count(*) AS terms FROM term;
 -- name: count_side
 SELECT (SELECT count(*) FROM jobmaster.rejected WHERE rejected_at <= now() - $1::float8 * interval '1 second') AS rejected,
        (SELECT count(*) FROM jobmaster.bucket WHERE deleted_at <= now() - $2::float8 * interval '1 second') AS buckets,
+       (SELECT count(*) FROM jobmaster.schedule_skip
+         WHERE last_at <= now() - $3::float8 * interval '1 second') AS skips,
        (SELECT count(*) FROM jobmaster.operator_action
-         WHERE finished_at <= now() - $3::float8 * interval '1 second') AS actions;
+         WHERE finished_at <= now() - $4::float8 * interval '1 second') AS actions;
 
 -- name: load_sweep
 SELECT chunk, passes, passed_at FROM jobmaster.retention_sweep;

@@ -27,16 +27,46 @@ SELECT id::text FROM jobmaster.job
  ORDER BY id FOR UPDATE;
 
 -- name: rewind
--- After a withdrawal ($2: jobs taken back, $3: now): everything that is not decided is planned anew from here, but what
+-- After a withdrawal ($2: now, $4: jobs taken back): everything that is not decided is planned anew from here, but what
 -- is already late stays due. A job of a later instant that was left where it is (it has started: clocks differ) is not
--- planned twice.
+-- planned twice, and an instant whose job somebody cancelled stays cancelled: from now on it is a skip. (Should that job
+-- have been requeued and be among those taken back, it is none any more.)
+WITH me AS MATERIALIZED (
+    SELECT name, schedule_id, created_at, least($2, coalesce(next_at, since_at)) AS undecided
+      FROM jobmaster.schedule WHERE name = $1
+), kept AS MATERIALIZED (
+    SELECT max(occurrence) AS at FROM jobmaster.job
+     WHERE schedule = $1 AND occurrence > $2 AND status <> 6 AND id <> ALL($4::uuid[])
+), withdrawn AS (
+    UPDATE jobmaster.job SET withdrawn = true WHERE id = ANY($4::uuid[])
+), unskipped AS (
+    DELETE FROM jobmaster.schedule_skip AS k USING me
+     WHERE k.schedule_id = me.schedule_id AND k.reason = 'cancelled' AND k.detail = ANY($4::uuid[]::text[])
+    RETURNING k.detail
+), back AS MATERIALIZED (
+    SELECT count(*) AS count FROM jobmaster.job AS j
+     WHERE j.id = ANY($4::uuid[]) AND j.withdrawn IS NULL
+       AND NOT EXISTS (SELECT FROM unskipped AS u WHERE u.detail = j.id::text)
+), left_out AS MATERIALIZED (
+    SELECT me.name, me.schedule_id, j.id, j.occurrence
+      FROM me JOIN jobmaster.job AS j ON j.schedule = me.name AND j.recorded_at >= me.created_at
+     WHERE j.occurrence > me.undecided AND j.status = 6 AND j.withdrawn IS NULL AND j.id <> ALL($4::uuid[])
+       AND j.occurrence > coalesce((SELECT at FROM kept), '-infinity')
+), skip AS (
+    INSERT INTO jobmaster.schedule_skip (schedule_id, schedule, reason, detail, first_at, last_at, count)
+    SELECT schedule_id, name, 'cancelled', id::text, occurrence, occurrence, 1 FROM left_out
+    ON CONFLICT (schedule_id, reason, detail) DO NOTHING
+    RETURNING 1
+)
 UPDATE jobmaster.schedule AS s
-   SET runs = s.runs - $2, generation = s.generation + 1, plan_no = s.plan_no + 1, plan_at = NULL,
-       last_at = CASE WHEN s.last_at > $3 THEN kept.at ELSE s.last_at END,
-       since_at = CASE WHEN $4 AND s.next_at <= $3 THEN s.since_at ELSE greatest($3, kept.at) END,
-       next_at = CASE WHEN $4 AND s.next_at <= $3 THEN s.next_at END
-  FROM (SELECT max(occurrence) AS at FROM jobmaster.job
-         WHERE schedule = $1 AND occurrence > $3 AND status <> 6 AND id <> ALL($5::uuid[])) AS kept
+   SET runs = s.runs - back.count - (SELECT count(*) FROM skip),
+       skipped = s.skipped + (SELECT count(*) FROM skip) - (SELECT count(*) FROM unskipped),
+       left_out = coalesce((SELECT array_agg(occurrence ORDER BY occurrence) FROM left_out), '{}'),
+       generation = s.generation + 1, plan_no = s.plan_no + 1, plan_at = NULL,
+       last_at = CASE WHEN s.last_at > $2 THEN kept.at ELSE s.last_at END,
+       since_at = CASE WHEN $3 AND s.next_at <= $2 THEN s.since_at ELSE greatest($2, kept.at) END,
+       next_at = CASE WHEN $3 AND s.next_at <= $2 THEN s.next_at END
+  FROM kept, back
  WHERE s.name = $1;
 
 -- name: change_spec

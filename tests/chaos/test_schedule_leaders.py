@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 KILLED: Final = -signal.SIGKILL
 KILLS: Final = 10
 EACH: Final = 25  # schedules of each kind
-# A short lease, so that the next leader need not wait long.
-TIMING: Final = {"JM_LEASE_S": "1.2", "JM_HEARTBEAT_S": "0.3", "JM_TRANSIENT_THRESHOLD_S": "20"}
+# A short lease, so that the next leader need not wait long; yet longer than a busy machine takes to start a process.
+TIMING: Final = {"JM_LEASE_S": "3", "JM_HEARTBEAT_S": "0.5", "JM_TRANSIENT_THRESHOLD_S": "20"}
 POINTS: Final = ("plan.before_commit", "plan.after_commit", "assign.after_commit")
 AHEAD: Final = f"SELECT 'ahead' || n, 'every', '1s', 'counted', 'allow' FROM generate_series(1, {EACH}) AS n"
 AT_INSTANT: Final = f"SELECT 'now' || n, 'every', '1s', 'counted', 'skip' FROM generate_series(1, {EACH}) AS n"

@@ -12,7 +12,7 @@ from tests.support.app import counted
 from tests.support.processes import Cluster
 from tests.support.waiting import wait_until
 
-TIMING = {"JM_LEASE_S": "1.2", "JM_HEARTBEAT_S": "0.3"}
+TIMING = {"JM_LEASE_S": "3", "JM_HEARTBEAT_S": "0.5"}
 POINTS = ("writer.before_commit", "writer.after_commit", "writer.after_publish", "writer.after_replace")
 ROUNDS = 4
 SUBMITTERS = 20

@@ -247,6 +247,17 @@ async def test_skips_are_listed_with_their_reason(cluster, run, name):
     run("delete", name, "--yes")
 
 
+async def test_why_goes_on_record_with_every_change(cluster, run, name):
+    who = ("--by", "bob", "--reason", "why not")
+    run("add", name, "noop", "--every", "1h", *who)
+    run("edit", name, "--every", "2h", *who)
+    run("run-now", name, *who)
+    run("delete", name, "--yes", *who)
+    rows = await cluster.sql.rows("SELECT * FROM operator_action WHERE scope->>'schedule' = $1 ORDER BY at", name)
+    assert [row["action"] for row in rows] == [f"schedule-{verb}" for verb in ("add", "edit", "run-now", "delete")]
+    assert {(row["actor"], row["reason"]) for row in rows} == {("bob", "why not")}
+
+
 async def test_the_client_does_what_the_command_line_does(cluster, name):
     async with cluster.client() as client:
         schedules = client.schedules

@@ -77,6 +77,7 @@ BAD_INPUT = [
     (["job", "list", "--before", "7"], "'7'"),
     (["job", "show", "7"], "'7'"),
     (["job", "attempts", "a\x1b[31mb"], "UUID"),
+    (["job", "cancel", "0198c1c6"], "give the whole id"),
     (["job", "cancel"], "--all"),
     (["job", "cancel", "7"], "'7'"),
     (["job", "cancel", "0198c1c6-6d2e-7b7a-a0d5-6a1f0b1c2d3e", "--handler", "h"], "not both"),

@@ -48,6 +48,12 @@ async def insert(sql: Sql, name: str, **columns: Any) -> None:
     await sql.rows(f"INSERT INTO schedule ({', '.join(values)}) VALUES ({places})", *values.values())
 
 
+def twelve_minutes() -> dict[str, Any]:
+    """Columns of a schedule that has twelve jobs, from two minutes on: all within reach, whenever it is looked at."""
+    start = datetime.now(UTC).replace(second=0, microsecond=0) + timedelta(minutes=3)
+    return {"starts_at": start, "ends_at": start + timedelta(minutes=11)}
+
+
 async def jobs_of(sql: Sql, name: str) -> list[Any]:
     return await sql.rows("SELECT *, id::text AS job_id FROM job WHERE schedule = $1 ORDER BY occurrence", name)
 
@@ -59,16 +65,21 @@ async def test_a_row_of_plain_sql_is_planned_to_the_horizon(
         await insert(sql, "minutely", args='{"a": 1}', metadata='{"team": "x"}', lane="slow", priority=4)
         await wait_until(lambda: jobs_of(sql, "minutely"), 15, what="it is planned")
         jobs = await jobs_of(sql, "minutely")
-        now = datetime.now(UTC)
-        assert len(jobs) == 15
-        assert [job["occurrence"].second for job in jobs] == [0] * 15
-        assert now - timedelta(seconds=60) < jobs[0]["occurrence"] < now + timedelta(seconds=60)
+        plan = await sql.row("SELECT since_at, next_at, clock_timestamp() AS now FROM schedule")
+        assert [job["occurrence"] for job in jobs] == minutes_between(plan["since_at"], plan["next_at"])
+        assert plan["now"] + timedelta(minutes=13) < jobs[-1]["occurrence"] <= plan["now"] + timedelta(minutes=15)
         assert {(job["handler"], job["args"], job["lane"], job["priority"]) for job in jobs} == {
             ("noop", '{"a": 1}', "slow", 4)
         }
         assert {job["metadata"] for job in jobs} == {'{"team": "x"}'}
         assert [job["run_at"] for job in jobs] == [job["occurrence"] for job in jobs]
         assert [job["job_id"] for job in jobs] == sorted(job["job_id"] for job in jobs)
+
+
+def minutes_between(since: datetime, before: datetime) -> list[datetime]:
+    """The full minutes after ``since`` and before ``before``."""
+    first = since.replace(second=0, microsecond=0) + timedelta(minutes=1)
+    return [first + timedelta(minutes=n) for n in range(int((before - first).total_seconds() // 60))]
 
 
 async def state_of(sql: Sql, name: str) -> str:
@@ -178,6 +189,25 @@ async def test_a_tick_whose_unique_key_is_held_is_recorded_as_a_duplicate_of_tha
         assert await sql.value("SELECT count(*) FROM job WHERE status < 4 AND unique_key = 'report'") == 1
 
 
+async def test_a_tick_whose_key_an_ended_job_holds_within_its_window_is_skipped(database: str) -> None:
+    """Of a job that was submitted with `unique_for`; when the window has passed, ticks become jobs again."""
+    async with planner_of(database, "c") as (planner, _), Sql(database) as sql:
+        holder = await sql.value(
+            "INSERT INTO job (id, handler, args, status, priority, lane, run_at, max_attempts, timeout_s, queued_at, "
+            "finished_at, unique_key, unique_until) VALUES (gen_random_uuid(), 'noop', '{}', 4, 3, 'l', now(), 1, 1, "
+            "now(), now(), 'report', now() + interval '1 hour') RETURNING id::text"
+        )
+        late = {"expr": "* * * * * *", "unique_key": "report", "plan_at": None}
+        await insert(sql, "ticks", **late, next_at=datetime.now(UTC) - timedelta(seconds=3))
+        await planner.plan_once()
+        skip = await sql.row("SELECT reason, detail FROM schedule_skip")
+        assert (skip["reason"], skip["detail"], await jobs_of(sql, "ticks")) == ("duplicate", holder, [])
+        await sql.rows("UPDATE job SET unique_until = now() - interval '1 second'")
+        await insert(sql, "later", **late, next_at=datetime.now(UTC) - timedelta(seconds=3))
+        await planner.plan_once()
+        assert len(await sql.rows("SELECT id FROM job WHERE unique_key = 'report' AND status = 1")) == 1
+
+
 async def test_a_failed_run_stands_in_nobodys_way(nats_server: NatsServer, database: str, cluster_name: str) -> None:
     """BR-100: each instant has an id of its own."""
     async with planning(nats_server, database, cluster_name) as (_, sql):
@@ -261,14 +291,14 @@ async def planner_of(dsn: str, cluster: str, term: int = 7) -> AsyncIterator[tup
 async def test_a_plan_that_is_committed_twice_makes_nothing_twice(database: str) -> None:
     """The answer of a COMMIT may be lost, and two may believe that they lead."""
     async with planner_of(database, "c") as (planner, store), Sql(database) as sql:
-        await insert(sql, "minutely")
+        await insert(sql, "minutely", **twelve_minutes())
         batch = await planner._decide_all(await store.load_due(10))
         first, second = await store.commit(batch), await store.commit(batch)
         assert isinstance(first, Committed)
         assert isinstance(second, Committed)
-        assert (len(first.applied), len(first.made)) == (1, 15)
+        assert (len(first.applied), len(first.made)) == (1, 12)
         assert (second.applied, second.made) == ([], frozenset())
-        assert await sql.value("SELECT runs FROM schedule") == len(await jobs_of(sql, "minutely")) == 15
+        assert await sql.value("SELECT runs FROM schedule") == len(await jobs_of(sql, "minutely")) == 12
         await sql.rows("UPDATE leader SET term = 8")
         assert isinstance(await store.commit(batch), TermLost)
 
@@ -291,12 +321,12 @@ async def test_the_machines_own_clock_decides_nothing(database: str, monkeypatch
     ahead = time.time() + 9 * 86_400
     monkeypatch.setattr(time, "time", lambda: ahead)
     async with planner_of(database, "c") as (planner, _), Sql(database) as sql:
-        await insert(sql, "minutely")
+        await insert(sql, "minutely", **twelve_minutes())
         await insert(sql, "tenth", expr="0 0 10 * *")
         await planner.plan_once()
         bounds = await sql.row("SELECT max(occurrence) < now() + interval '16 minutes' AS near FROM job")
         assert bounds["near"]
-        assert len(await jobs_of(sql, "minutely")) == 15
+        assert len(await jobs_of(sql, "minutely")) == 12
 
 
 async def test_what_postgres_refuses_is_found_and_disabled_alone(
@@ -305,12 +335,12 @@ async def test_what_postgres_refuses_is_found_and_disabled_alone(
     """Something that passes every check of ours and cannot be stored."""
     async with planner_of(database, "c") as (planner, _), Sql(database) as sql:
         for n in range(9):
-            await insert(sql, f"s{n}")
+            await insert(sql, f"s{n}", **twelve_minutes())
         await sql.rows("ALTER TABLE job ADD CHECK (schedule <> 's4')")
         await planner.plan_once()
         states = {row["name"]: row["state"] for row in await sql.rows("SELECT name, state FROM schedule")}
-        assert states == {f"s{n}": "disabled" if n == 4 else "active" for n in range(9)}
-        assert await sql.value("SELECT count(*) FROM job") == 8 * 15
+        assert states == {f"s{n}": "disabled" if n == 4 else "done" for n in range(9)}
+        assert await sql.value("SELECT count(*) FROM job") == 8 * 12
         assert "violates" in await sql.value("SELECT error FROM schedule WHERE name = 's4'")
 
 
@@ -364,16 +394,17 @@ async def test_of_several_coordinators_one_plans_and_the_others_are_silent(
     """BR-188: two hundred minutely schedules, each instant once; nobody contends for them."""
     async with Sql(database) as sql, AsyncExitStack() as stack:
         await sql.rows(
-            "INSERT INTO schedule (name, kind, expr, handler) "
-            "SELECT 's' || n, 'cron', '* * * * *', 'noop' FROM generate_series(1, 200) AS n"
+            "INSERT INTO schedule (name, kind, expr, handler, starts_at, ends_at) "
+            "SELECT 's' || n, 'cron', '* * * * *', 'noop', $1, $2 FROM generate_series(1, 200) AS n",
+            *twelve_minutes().values(),
         )
         for leads in (True, False, False, False):
             await stack.enter_async_context(coordinating(nats_server.url, database, cluster_name, leads=leads))
 
         async def all_planned() -> bool:
-            return bool(await sql.value("SELECT count(*) FROM schedule WHERE next_at IS NOT NULL") == 200)
+            return bool(await sql.value("SELECT count(*) FROM schedule WHERE state = 'done'") == 200)
 
         await wait_until(all_planned, 20, what="all are planned")
         found = await sql.row("SELECT count(*) AS jobs, count(DISTINCT (schedule, occurrence)) AS instants FROM job")
-        assert found["jobs"] == found["instants"] == 200 * 15
+        assert found["jobs"] == found["instants"] == 200 * 12
         assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []

@@ -250,6 +250,10 @@ FILLED = {
     "buckets": """
         INSERT INTO bucket (bucket_id, worker_id, lane, priority, epoch, reason, deleted_at)
         SELECT n::text, 'w', 'l', 3, 1, '', now() - n * interval '1 hour' FROM generate_series(1, 1200) AS n""",
+    "skips": """
+        INSERT INTO schedule_skip (schedule_id, schedule, reason, detail, first_at, last_at, count)
+        SELECT gen_random_uuid(), 's', 'misfire', '', '2000-01-01Z', now() - n * interval '1 hour', n
+          FROM generate_series(1, 1200) AS n""",
     "actions": """
         INSERT INTO operator_action (action_id, actor, action, reason, scope, parameters, matched, finished_at)
         SELECT gen_random_uuid(), 'a', 'cancel', '', '{}', '{}', 0,
@@ -261,7 +265,7 @@ FILLED = {
 async def test_other_tables_are_kept_short_too(db, store_of, kind):
     await db.execute(FILLED[kind])
     store = store_of(f"never {kind}=600h")
-    table = {"buckets": "bucket", "actions": "operator_action"}.get(kind, kind)
+    table = {"buckets": "bucket", "skips": "schedule_skip", "actions": "operator_action"}.get(kind, kind)
     would = (await store.count_side())[kind]
     retainer = Retainer(store, parse_retention(f"never {kind}=600h"))
     await retainer.step_once()

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
+import uuid_utils
 
 from jm_core import api_schedules as api
 from jm_core import wire
 from jm_core.api import OP_JOB_LIST
+from jm_core.api_control import OP_OF, ControlRequest
 from jm_core.api_schedules import ScheduleSpec
+from jm_core.control import Action
 from jm_core.ids import Term
 from jm_core.retry import DEFAULT_BACKOFF
 from jm_core.wire import HandlerDefaults
@@ -151,6 +156,80 @@ async def test_an_edit_replans_with_the_new_definition_and_no_instant_twice(scen
     await scene.ask(api.OP_SCHEDULE_EDIT, name="report", expr="*/5 * * * *", zone=None)
     sparse = await scene.planned(3)
     assert [job["occurrence"].minute % 5 for job in sparse] == [0, 0, 0]
+
+
+def in_two_minutes() -> datetime:
+    return datetime.now(UTC).replace(microsecond=0) + timedelta(minutes=2)
+
+
+async def add_twelve(scene: Scene, start: datetime | None = None) -> list[Any]:
+    """Jobs of the minutes from two minutes on: however slow the test is, none falls due, and none comes in reach."""
+    start = start or in_two_minutes()
+    end = start + timedelta(minutes=11)
+    await scene.add(kind="every", expr="60s", starts_at=start.isoformat(), ends_at=end.isoformat())
+    return await scene.planned(12)
+
+
+async def cancel(scene: Scene, *job_ids: str) -> None:
+    request = ControlRequest(str(uuid_utils.uuid7()), "olga", "customer left", ids=list(job_ids))
+    verdicts = (await scene.bench.call(OP_OF[Action.CANCEL], msgspec.to_builtins(request)))["data"]
+    assert [verdict["changed"] for verdict in verdicts["jobs"]] == [True] * len(job_ids)
+
+
+async def counts_add_up(scene: Scene) -> tuple[int, int]:
+    """``runs`` is the jobs that were planned and count, ``skipped`` the recorded skips."""
+    row = await scene.sql.row("SELECT runs, skipped FROM schedule")
+    skips = await scene.sql.value("SELECT coalesce(sum(count), 0)::int FROM schedule_skip")
+    instants = await scene.sql.value("SELECT count(DISTINCT occurrence) FROM job WHERE status <> 6")
+    assert (row["runs"], row["skipped"]) == (instants, skips)
+    return row["runs"], row["skipped"]
+
+
+async def test_a_planned_job_that_an_operator_cancelled_comes_back_with_no_change_of_its_schedule(scene: Scene) -> None:
+    """The operator's cancel wins over every later plan; what a change takes back is planned again."""
+    old = await add_twelve(scene)
+    mine = old[2]
+    await cancel(scene, mine["job_id"])
+    changes: list[tuple[str, dict[str, Any]]] = [
+        (api.OP_SCHEDULE_EDIT, {"args": {"v": 2}}),
+        (api.OP_SCHEDULE_EDIT, {"args": {"v": 3}}),
+        (api.OP_SCHEDULE_PAUSE, {}),
+        (api.OP_SCHEDULE_RESUME, {}),
+    ]
+    for operation, fields in changes:
+        await scene.ask(operation, name="report", **fields)
+        if operation != api.OP_SCHEDULE_PAUSE:
+            again = await scene.planned(11)
+            assert mine["occurrence"] not in {job["occurrence"] for job in again}
+            assert [job["occurrence"] for job in again[:4]] == [old[n]["occurrence"] for n in (0, 1, 3, 4)]
+            assert await counts_add_up(scene) == (11, 1)
+    (skip,) = (await scene.ask(api.OP_SCHEDULE_SKIPS, name="report", reason="cancelled"))["skips"]
+    assert (skip["detail"], datetime.fromisoformat(skip["first_at"])) == (mine["job_id"], mine["occurrence"])
+
+
+async def test_a_cancelled_occurrence_that_was_requeued_is_planned_with_the_others_again(scene: Scene) -> None:
+    mine = (await add_twelve(scene))[2]
+    await cancel(scene, mine["job_id"])
+    await scene.ask(api.OP_SCHEDULE_EDIT, name="report", args={"v": 2})
+    await scene.planned(11)
+    request = ControlRequest(str(uuid_utils.uuid7()), "olga", ids=[mine["job_id"]])
+    await scene.bench.call(OP_OF[Action.REQUEUE], msgspec.to_builtins(request))
+    await scene.planned(12)
+    await scene.ask(api.OP_SCHEDULE_EDIT, name="report", args={"v": 3})
+    assert mine["occurrence"] in {job["occurrence"] for job in await scene.planned(12)}
+    assert await counts_add_up(scene) == (12, 0)
+
+
+async def test_what_was_cancelled_of_a_deleted_schedule_is_no_matter_of_a_new_one_of_its_name(scene: Scene) -> None:
+    start = in_two_minutes()
+    mine = (await add_twelve(scene, start))[2]
+    await cancel(scene, mine["job_id"])
+    await scene.ask(api.OP_SCHEDULE_DELETE, name="report")
+    await scene.sql.rows("DELETE FROM schedule_skip")
+    await add_twelve(scene, start)
+    await scene.ask(api.OP_SCHEDULE_EDIT, name="report", args={"v": 2})
+    assert mine["occurrence"] in {job["occurrence"] for job in await scene.planned(12)}
+    assert await counts_add_up(scene) == (12, 0)
 
 
 async def test_an_edit_does_not_plan_again_what_has_started_before_its_instant(scene: Scene) -> None:
@@ -344,6 +423,43 @@ async def test_a_queued_instant_is_dropped_by_a_pause_and_by_order(scene: Scene)
         assert await scene.sql.value("SELECT queued_at FROM schedule") != before
         assert await scene.sql.value("SELECT count(*) FROM schedule_skip WHERE detail = $1", before.isoformat()) == 1
     assert await scene.sql.value("SELECT skipped = (SELECT sum(count) FROM schedule_skip) FROM schedule")
+
+
+async def recorded(scene: Scene) -> list[tuple[str, str, str, Any]]:
+    rows = await scene.sql.rows("SELECT * FROM operator_action WHERE action LIKE 'schedule-%' ORDER BY at, action_id")
+    return [(row["action"], row["actor"], row["reason"], json.loads(row["parameters"])) for row in rows]
+
+
+async def test_the_record_says_what_was_changed_from_what_to_what_and_why(scene: Scene) -> None:
+    far = {"expr": "0 0 1 1 *", "by": "eve"}
+    await scene.ask(api.OP_SCHEDULE_ADD, spec=spec(expr="0 0 1 1 *", args={"v": 1}), by="anna", reason="asked for")
+    await scene.ask(api.OP_SCHEDULE_EDIT, name="report", args={"v": "x" * 5_000}, jitter_s=5, reason="slow", **far)
+    await scene.ask(api.OP_SCHEDULE_RUN_NOW, name="report", by="bob", reason="now please")
+    (add, edit, run) = await recorded(scene)
+    assert add == ("schedule-add", "anna", "asked for", {})
+    assert edit[:3] == ("schedule-edit", "eve", "slow")
+    assert edit[3]["changed"].keys() == {"args", "jitter_s"}
+    assert edit[3]["changed"]["jitter_s"] == {"from": 0.0, "to": 5.0}
+    assert edit[3]["changed"]["args"]["from"] == {"v": 1}
+    assert len(edit[3]["changed"]["args"]["to"]) <= 1_000
+    assert run[:3] == ("schedule-run-now", "bob", "now please")
+
+
+async def test_what_changes_nothing_leaves_no_record(scene: Scene) -> None:
+    request_id = str(uuid.uuid4())
+    for _ in range(2):
+        await scene.add(expr="0 0 1 1 *")
+        await scene.ask(api.OP_SCHEDULE_EDIT, name="report", expr="0 0 1 1 *", drop_queued=True)
+        await scene.ask(api.OP_SCHEDULE_RUN_NOW, name="report", request_id=request_id)
+    for operation in (api.OP_SCHEDULE_PAUSE, api.OP_SCHEDULE_RESUME):
+        for _ in range(2):
+            await scene.ask(operation, name="report")
+    assert [action for action, *_ in await recorded(scene)] == [
+        "schedule-add",
+        "schedule-run-now",
+        "schedule-pause",
+        "schedule-resume",
+    ]
 
 
 async def test_each_change_is_handed_to_the_record_in_its_transaction_and_an_error_there_undoes_it(

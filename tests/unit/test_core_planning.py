@@ -69,6 +69,17 @@ def test_a_new_schedule_is_planned_from_its_creation_to_the_horizon() -> None:
     assert not plan.is_done
 
 
+def test_what_is_left_out_is_neither_made_nor_skipped_on_time_nor_late() -> None:
+    out = frozenset({T0 + seconds(120), T0 + seconds(180)})
+    ahead = planned(Rules(), Progress(since=T0, left_out=out), MINUTELY, T0)
+    assert ahead.instants[:3] == [T0 + seconds(60), T0 + seconds(240), T0 + seconds(300)]
+    assert ahead.skips == []
+    rules = Rules(misfire=MisfirePolicy.RUN_ALL, misfire_limit=2)
+    late = planned(rules, Progress(since=T0, left_out=out), MINUTELY, T0 + seconds(300))
+    assert late.instants[:3] == [T0 + seconds(240), T0 + seconds(300), T0 + seconds(360)]
+    assert skipped(late) == {SkipReason.MISFIRE: 1}
+
+
 def test_plans_follow_each_other_without_gap_or_repeat_however_odd_the_times_of_the_passes() -> None:
     progress, seen, now = Progress(since=T0), [], T0
     while now < T0 + timedelta(hours=3):

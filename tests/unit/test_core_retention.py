@@ -41,7 +41,16 @@ def test_the_default_is_thirty_days_for_all_and_a_year_for_what_operators_did():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("7d", {"succeeded": 7 * DAY, "failed": 7 * DAY, "rejected": 7 * DAY, "actions": ACTIONS_DEFAULT_S}),
+        (
+            "7d",
+            {
+                "succeeded": 7 * DAY,
+                "failed": 7 * DAY,
+                "rejected": 7 * DAY,
+                "skips": 7 * DAY,
+                "actions": ACTIONS_DEFAULT_S,
+            },
+        ),
         ("7d failed=90d", {"succeeded": 7 * DAY, "failed": 90 * DAY, "quarantined": 7 * DAY}),
         ("failed=90d,7d", {"succeeded": 7 * DAY, "failed": 90 * DAY}),
         ("succeeded=60", {"succeeded": 60.0, "failed": limits.RETENTION_S}),

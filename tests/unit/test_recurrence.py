@@ -133,6 +133,55 @@ def test_cron_knows_names_steps_and_its_letters(text: str):
     assert guess_kind(text) == "cron"
 
 
+BACKWARDS = [
+    ("0 22-2 * * *", "22-23,0-2"),
+    ("0 22-4/2 * * *", "22,0,2,4"),
+    ("50-10 * * * *", "50-59,0-10"),
+    ("0 0 28-3 * *", "28-31,1-3"),
+    ("0 0 * NOV-FEB *", "NOV-DEC,JAN-FEB"),
+    ("0 0 * 12-2 *", "12,1-2"),
+    ("0 0 * * FRI-MON", "FRI-SAT,SUN-MON"),
+    ("0 0 * * SAT-MON/2", "SAT,MON"),
+    ("0 0 * * 7-2", "0-2"),
+]
+
+
+@pytest.mark.parametrize(("text", "instead"), BACKWARDS, ids=[text.replace(" ", "_") for text, _ in BACKWARDS])
+def test_a_range_that_runs_backwards_is_told_how_to_be_written(text: str, instead: str):
+    with pytest.raises(InvalidScheduleError, match="backwards") as caught:
+        parse_recurrence("cron", text, "UTC")
+    assert caught.value.remedy == f"write {instead}"
+    wrong = next(item for item in text.split() if "-" in item)
+    parse_recurrence("cron", text.replace(wrong, instead), "UTC")  # and can be
+
+
+@pytest.mark.parametrize(
+    ("item", "days"), [("L-3", "=-4"), ("L-0", "=-1"), ("L-30", "=-31"), ("L-40", ""), ("L-3W", "")]
+)
+def test_days_before_the_last_are_told_as_an_rrule_counts_them(item: str, days: str):
+    with pytest.raises(InvalidScheduleError) as caught:
+        parse_recurrence("cron", f"0 6 {item} * *", "UTC")
+    assert caught.value.remedy == f"use --rrule with BYMONTHDAY{days}"
+
+
+def test_a_length_that_is_too_long_is_named_as_it_was_written():
+    with pytest.raises(InvalidScheduleError, match="'999999 hours' is longer than"):
+        parse_recurrence("plain", "every 999999 hours", "UTC")
+
+
+NEAREST = [
+    ("0 0 31W * *", "At 00:00 on the weekday nearest to day 31 of the month (if it has one), UTC"),
+    ("0 0 15W 1 *", "At 00:00 in January on the weekday nearest to day 15 of the month, UTC"),
+    ("0 9 15W,L * *", "At 09:00 on the last day of every month and on the weekday nearest to day 15 of the month, UTC"),
+    ("0 0 15W * 5", "At 00:00 on the weekday nearest to day 15 of the month OR at 00:00 on Friday, UTC"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), NEAREST, ids=[text.replace(" ", "_") for text, _ in NEAREST])
+def test_the_nearest_weekday_is_described_as_one_day(text: str, words: str):
+    assert parse_recurrence("cron", text, "UTC").describe() == words
+
+
 REFUSED = [
     ("cron", "61 * * * *", 1, "minute"),
     ("cron", "0 9,24 * * *", 5, "hour"),

@@ -39,6 +39,7 @@ CREATE TABLE jobmaster.schedule (
     floor_at         timestamptz,                  -- what was left out until here is skipped for floor_reason
     floor_reason     text,
     since_at         timestamptz NOT NULL DEFAULT now(),  -- no instant until here counts: it was made, or changed, then
+    left_out         timestamptz[] NOT NULL DEFAULT '{}',  -- not decided, but not to be planned: somebody cancelled its job
     plan_at          timestamptz DEFAULT '-infinity',  -- when the planner looks next; NULL: at once
     plan_no          bigint      NOT NULL DEFAULT 0,  -- grows with every plan: a plan that was made before is refused
     generation       int         NOT NULL DEFAULT 1,  -- grows when planned jobs are taken back; part of the jobs' ids
@@ -83,6 +84,7 @@ CREATE TABLE jobmaster.schedule_version (
 
 ALTER TABLE jobmaster.job ADD COLUMN schedule text;
 ALTER TABLE jobmaster.job ADD COLUMN occurrence timestamptz;  -- NULL for a run-now job
+ALTER TABLE jobmaster.job ADD COLUMN withdrawn boolean;  -- cancelled by a change of its schedule: its instant is planned anew
 -- Both cost nothing for jobs without a schedule.
 CREATE INDEX job_schedule ON jobmaster.job (schedule, occurrence) WHERE schedule IS NOT NULL;
 CREATE INDEX job_schedule_open ON jobmaster.job (schedule) WHERE schedule IS NOT NULL AND status < 4;
