@@ -23,7 +23,8 @@ REASON_CHARS_MAX: Final = 500
 # What is done to schedules is on record under the names of their operations (jm_core/api_schedules.py).
 SCHEDULE_ACTION: Final = "schedule-"
 SCHEDULE_ACTIONS: Final = tuple(
-    f"{SCHEDULE_ACTION}{verb}" for verb in ("add", "edit", "pause", "resume", "run-now", "delete")
+    f"{SCHEDULE_ACTION}{verb}"
+    for verb in ("add", "edit", "pause", "resume", "run-now", "delete", "change", "revive", "inactivate")
 )
 
 

@@ -6,10 +6,12 @@ The leader is both who is asked to cancel and who saves; so it knows, in memory,
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from jm_core.model import OnConflict
 from jm_master.queries import named
 
 if TYPE_CHECKING:
@@ -43,11 +45,16 @@ class Ahead:
         self._sql = named("ahead", database.schema)
 
     def split(self, jobs: list[list[NewJob]]) -> tuple[list[list[NewJob]], list[list[NewJob]]]:
-        """(those to save as ever, those that are cancelled already), each still by message."""
+        """(those to save as ever, those that are cancelled already), each still by message. The latter take nobody's
+        place: both would be gone.
+        """
         ids = self.ids
         early = [[job for job in of_message if job.id in ids] for of_message in jobs]
         if not any(early):
             return jobs, early
+        for job in chain.from_iterable(early):
+            if job.on_conflict == OnConflict.REPLACE:
+                job.on_conflict = OnConflict.RETURN_EXISTING  # in place: its refusal, if any, is found by identity
         return [[job for job in of_message if job.id not in ids] for of_message in jobs], early
 
     def among(self, parts: Sequence[Part]) -> list[str]:
@@ -73,17 +80,27 @@ class Ahead:
     def add(self, ids: Sequence[str]) -> None:
         self.ids.update(ids)
 
-    async def cancel_saved(self, connection: Connection, ids: Sequence[str]) -> None:
-        """In the transaction that has just saved them; with its audit."""
-        await connection.execute(self._sql["cancel_saved"], self._term, ids)
+    async def cancel_saved(self, connection: Connection, ids: Sequence[str]) -> list[str]:
+        """In the transaction that has just saved them; with its audit. Returns those that were: once that is committed,
+        they are ``over``.
+        """
+        rows = await connection.fetch(self._sql["cancel_saved"], self._term, ids)
+        return [row["id"] for row in rows]
+
+    def over(self, ids: Sequence[str]) -> None:
+        """They have come, and are cancelled."""
+        self.ids.difference_update(ids)
 
     async def come(self) -> list[Come]:
         """Jobs that are there although a cancel came before them; and forget the cancels whose jobs never came."""
         rows = await self._database.fetch(self._sql["forget_ahead"], KEPT_S)
         self.ids -= {row["id"] for row in rows}
+        # Where the answer to a save was lost, or another leader saw to it. What comes meanwhile is not asked for.
+        gone = await self._database.fetch(self._sql["forgotten_ahead"], list(self.ids))
+        self.ids -= {row["id"] for row in gone}
         found = await self._database.fetch(self._sql["come"])
         return [Come(row["id"], row["action_id"], row["actor"], row["reason"]) for row in found]
 
     async def settled(self, ids: Sequence[str]) -> None:
         await self._database.fetch(self._sql["settle_ahead"], ids)
-        self.ids.difference_update(ids)
+        self.over(ids)

@@ -36,6 +36,15 @@ class Found(Struct, frozen=True):
     run_at: float
 
 
+class Waiting(Struct, frozen=True):
+    """An order to send. ``told``: how often it was; ``cancelled_run_at``: when the job, which is cancelled, was due."""
+
+    bucket: str
+    order: CancelOrder
+    told: int
+    cancelled_run_at: float | None
+
+
 class CancelStore:
     """Every method raises what ``SaveStore.save`` does."""
 
@@ -78,11 +87,19 @@ class CancelStore:
             return None
         return self._database.bare(stored)
 
-    async def orders(self, count_max: int) -> list[tuple[str, CancelOrder]]:
-        """(bucket, order) of those that are to be sent, or sent again: for our agent's buckets, whoever wrote them."""
+    async def orders(self, count_max: int) -> list[Waiting]:
+        """Those that are to be sent, or sent again: for our agent's buckets, whoever wrote them."""
         rows = await self._database.fetch(self._sql["load_orders"], count_max, self._database.prefix)
         bare = self._database.bare
-        return [(bare(row["bucket_id"]), CancelOrder(row["job_id"], row["dispatch"], row["why"])) for row in rows]
+        return [
+            Waiting(
+                bare(row["bucket_id"]),
+                CancelOrder(row["job_id"], row["dispatch"], row["why"]),
+                row["told"],
+                row["cancelled_run_at"],
+            )
+            for row in rows
+        ]
 
     async def mark_told(self, orders: Sequence[CancelOrder]) -> None:
         ids, dispatches = [order.id for order in orders], [order.dispatch for order in orders]

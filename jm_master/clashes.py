@@ -86,3 +86,4 @@ class Clashes:
         found = await self._database.ride_out(one_try)
         reach("writer.after_replace")
         self._canceller.committed(found)
+        self._canceller.ended([old_id])  # where an answer was lost, `found` does not say so; to look costs nothing

@@ -12,6 +12,7 @@ import anyio
 from jm_core.api_control import Change, ControlReply
 from jm_core.control import BATCH_JOBS, Action
 from jm_core.model import JobStatus
+from jm_master.backoff import Backoff
 from jm_master.cancel import later_second
 from jm_master.control_store import UNKNOWN, Order
 from jm_master.pg_errors import RowRefusedError, StoreContentionError, StoreUnavailableError
@@ -38,6 +39,7 @@ IDLE_S: Final = 60.0
 AHEAD_LOOK_S: Final = 0.5  # at first, and then twice as long each time
 BATCH_GAP_S: Final = 0.01  # what writes and records jobs comes first
 KEY_TRIES: Final = 3
+CONTENTION_TRIES: Final = 5
 THREAD_NOTE: Final = "cancel requested; cannot be forced: it runs in a thread, which has to look at ctx.cancelled"
 
 
@@ -71,39 +73,47 @@ class Control:
 
     async def apply(self, order: Order, ids: Sequence[str]) -> ControlReply:
         """In one transaction. Raises as ``ControlStore``, and AgentError."""
-        done = await self._apply(order, ids, self.store.apply)
+        back = await self._recall(order, ids)
+        done = await self._retrying(lambda: self.store.apply(order, ids, back))
+        self._follow(order, done)
         is_known = any(verdict.status != UNKNOWN for verdict in done.verdicts)
         action = await self.store.action(order.action_id) if is_known else None
         return ControlReply(action=action, jobs=done.verdicts)
 
-    async def _apply(
-        self,
-        order: Order,
-        ids: Sequence[str],
-        commit: Callable[[Order, Sequence[str], Sequence[Dispatched]], Awaitable[Applied]],
-    ) -> Applied:
-        back = await self._recall(order.action, ids)
-        done = await self._retrying(lambda: commit(order, ids, back))
-        self._follow(done)
-        return done
-
-    async def _recall(self, action: Action, ids: Sequence[str]) -> list[Dispatched]:
-        """What lies with a worker is asked back first. A cancel needs no asking."""
-        if action not in (Action.RUN_NOW, Action.RESCHEDULE, Action.PRIORITY):
+    async def _recall(self, order: Order, ids: Sequence[str]) -> list[Dispatched]:
+        """What lies with a worker is asked back first. A cancel needs no asking. What was given back must be committed:
+        a worker gives the same jobs back again should it be asked again, but starts them no more.
+        """
+        if order.action not in (Action.RUN_NOW, Action.RESCHEDULE, Action.PRIORITY):
             return []
-        lying = await self.store.in_buckets(ids)
+        lying = await self.store.in_buckets(order.action_id, ids)
         return await self._recaller.recall(lying) if lying else []
 
     async def _retrying(self, commit: Callable[[], Awaitable[Applied]]) -> Applied:
-        """A unique key may be taken between the look and the change; the next look sees who has it."""
-        for _ in range(KEY_TRIES - 1):
+        """A unique key may be taken between the look and the change; the next look sees who has it. And our own
+        statements may have met.
+        """
+        keys, contention, wait = KEY_TRIES, CONTENTION_TRIES, Backoff(first_s=0.02, cap_s=0.2)
+        while True:
             try:
                 return await commit()
             except RowRefusedError as error:
+                keys -= 1
+                if not keys:
+                    raise
                 log.info("an operator action is tried again", extra={"problem": error.problem})
-        return await commit()
+            except StoreContentionError:
+                contention -= 1
+                if not contention:
+                    raise
+                await anyio.sleep(wait.next_s())
+            except StoreUnavailableError:
+                # It may be committed all the same.
+                self._assign.set()
+                self._canceller.look()
+                raise
 
-    def _follow(self, done: Applied) -> None:
+    def _follow(self, order: Order, done: Applied) -> None:
         """What follows from a commit."""
         reach("control.after_commit")
         if done.ahead:
@@ -113,6 +123,9 @@ class Control:
         if done.cancelled:
             self._canceller.committed(done.cancelled)
             self._say_what_cannot_be_forced(done)
+        if order.action is Action.CANCEL:  # also of an earlier try, whose answer was lost
+            cancelled = JobStatus.CANCELLED.label
+            self._canceller.ended([v.id for v in done.verdicts if v.changed and v.status == cancelled])
         now_s = time.time()
         for job in done.recalled:
             self._ledger.take_back(job.bucket, 1, second=later_second(job.run_at, now_s=now_s))
@@ -156,7 +169,7 @@ class Control:
         for job in await self._database.ride_out(self._ahead.come):
             order = Order(job.action_id, Action.CANCEL, job.by, job.reason, Change())
             try:
-                await self._apply(order, [job.id], self.store.apply)
+                await self.apply(order, [job.id])
             except (StoreUnavailableError, StoreContentionError):
                 return  # the next look finds it again
             await self._database.ride_out(partial(self._ahead.settled, [job.id]))
@@ -168,12 +181,18 @@ class Control:
             await self._database.ride_out(lambda: self.store.finish(order.action_id))
             return
         try:
-            await self._database.ride_out(lambda: self._apply(order, ids, self.store.apply_batch))
+            await self._do_batch(order, ids)
         except AgentError as error:
             log.warning("an operator action waits for NATS", extra={"action": order.action_id, "problem": str(error)})
             await anyio.sleep(1.0)
         except RowRefusedError as error:
             await self._one_by_one(order, ids, error)
+
+    async def _do_batch(self, order: Order, ids: Sequence[str]) -> None:
+        """Its jobs are asked back once; what is repeated, however often, is the commit."""
+        back = await self._database.ride_out(lambda: self._recall(order, ids))
+        commit = partial(self.store.apply_batch, order, ids, back)
+        self._follow(order, await self._database.ride_out(lambda: self._retrying(commit)))
 
     async def _one_by_one(self, order: Order, ids: Sequence[str], error: RowRefusedError) -> None:
         """Postgres refuses one of them: the others go on."""
@@ -182,6 +201,6 @@ class Control:
             return
         for job_id in ids:
             try:
-                await self._database.ride_out(lambda: self._apply(order, [job_id], self.store.apply_batch))  # noqa: B023
+                await self._do_batch(order, [job_id])
             except RowRefusedError as refused:
                 await self._one_by_one(order, [job_id], refused)

@@ -107,9 +107,9 @@ class ControlStore:
         """Of an action in bulk that was started: its next targets."""
         async with self._database.connection() as connection, connection.transaction():
             done, known = await self._apply(connection, order, ids, back)
-            changed = sum(verdict.changed for verdict in known)
+            changed = [verdict.id for verdict in known if verdict.changed]
             # Refused is also what is gone by now.
-            await connection.execute(self._sql["progress_action"], order.action_id, ids, changed, len(ids) - changed)
+            await connection.execute(self._sql["progress_action"], order.action_id, ids, changed)
         return done
 
     async def _apply(
@@ -250,16 +250,16 @@ class ControlStore:
         """A target that Postgres does not take."""
         async with self._database.connection() as connection, connection.transaction():
             await connection.execute(self._sql["note_jobs"], order.action_id, [job_id], [False], [why])
-            await connection.execute(self._sql["progress_action"], order.action_id, [job_id], 0, 1)
+            await connection.execute(self._sql["progress_action"], order.action_id, [job_id], [])
 
     async def finish(self, action_id: str) -> None:
         await self._database.fetch(self._sql["finish_action"], action_id)
 
     # Looking.
 
-    async def in_buckets(self, ids: Sequence[str]) -> list[tuple[str, int, str]]:
-        """Of these jobs, those that lie in one of our agent's: (id, dispatch, bucket)."""
-        rows = await self._database.fetch(self._sql["load_in_buckets"], ids, self._database.prefix)
+    async def in_buckets(self, action_id: str, ids: Sequence[str]) -> list[tuple[str, int, str]]:
+        """Of these jobs, those that lie in one of our agent's and are to be dealt with still: id, dispatch, bucket."""
+        rows = await self._database.fetch(self._sql["load_in_buckets"], ids, self._database.prefix, action_id)
         return [(row["id"], row["dispatch"], self._database.bare(row["bucket_id"])) for row in rows]
 
     async def would_do(self, action: Action, ids: Sequence[str]) -> list[JobVerdict]:

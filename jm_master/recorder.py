@@ -271,7 +271,7 @@ class Recorder:
         ]
         some, at = [end for end, _ in refused], [place for _, place in refused]
         answer = await self._ride_out(lambda: self._cancels.end_cancelled(some, at, batch.workers, batch.buckets))
-        return answer.applied or frozenset()
+        return frozenset(end.id for end in some) if answer.applied is None else answer.applied
 
 
 def _run_s(end: wire.Finished | End) -> float | None:

@@ -67,6 +67,7 @@ class Saved(Struct, frozen=True):
     """Committed. ``inserted`` is None when every job is new, which is the rule; else the ids of those that are."""
 
     inserted: frozenset[str] | None
+    cancelled: list[str] = []  # saved as cancelled: their cancel came before them
 
 
 class TermLost(Struct, frozen=True):
@@ -94,14 +95,15 @@ class SaveStore:
         if self._ahead is not None and early:
             async with self._database.connection() as connection, connection.transaction():
                 row = await connection.fetchrow(self._sql["save_jobs"], self._term, *arguments)
-                await self._ahead.cancel_saved(connection, early)
+                cancelled = await self._ahead.cancel_saved(connection, early)
         else:
+            cancelled = list[str]()
             row = await self._database.fetchrow(self._sql["save_jobs"], self._term, *arguments)
         assert row is not None
         if not row["terms"]:
             return TermLost()
         ids = row["ids"]
-        return Saved(None if ids is None else frozenset(ids))
+        return Saved(None if ids is None else frozenset(ids), cancelled)
 
     async def find_clashes(self, ids: Sequence[str], unique_keys: Sequence[str | None]) -> dict[str, Clash]:
         rows = await self._database.fetch(self._sql["find_clashes"], ids, unique_keys)

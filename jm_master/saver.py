@@ -73,6 +73,7 @@ class Saver:
         self._assign = assign
         self._term = term
         self._threshold_s = threshold_s
+        self._canceller = canceller
         self._clashes = Clashes(database, store, canceller, term=term)
         self._keyed = anyio.Lock()
         self._ahead = ahead
@@ -135,6 +136,10 @@ class Saver:
             return
         if isinstance(answer, TermLost):
             raise LostTermError(self._term)
+        if self._ahead is not None and self._ahead.ids:
+            # Where an answer was lost, it does not say whom it cancelled: who waits is told to look.
+            self._canceller.ended(answer.cancelled if tries == 1 else self._ahead.among(parts))
+            self._ahead.over(answer.cancelled)
         work.left_on_master |= any(part.bucket is None and part.group.second is not None for part in parts)
         if answer.inserted is None:
             work.outgoing += [_message(out, out.part, work.queued_at) for out in batch.outgoing]

@@ -105,7 +105,6 @@ class Wiring:
             names,
             ledger=ledger,
             waiters=self.waiters,
-            others=self.others,
         )
         self.schedules = ScheduleStore(
             database,

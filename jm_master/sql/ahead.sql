@@ -23,17 +23,24 @@ WITH term AS MATERIALIZED (
     INSERT INTO jobmaster.job_action (job_id, action_id, at, changed, note)
     SELECT id, action_id, at, true, 'it was queued still' FROM upd
     ON CONFLICT DO NOTHING
+), acted AS (
+    INSERT INTO jobmaster.operator_action AS act (action_id, at, actor, action, reason, scope, parameters, matched, changed,
+                                                  finished_at)
+    SELECT action_id, min(at), actor, 'cancel', reason, jsonb_build_object('ids', jsonb_agg(id)), '{}', count(*), count(*), now()
+      FROM upd GROUP BY action_id, actor, reason
+    ON CONFLICT (action_id) DO UPDATE SET matched = act.matched + excluded.matched, changed = act.changed + excluded.changed
 )
-INSERT INTO jobmaster.operator_action AS act (action_id, at, actor, action, reason, scope, parameters, matched, changed,
-                                              finished_at)
-SELECT action_id, min(at), actor, 'cancel', reason, jsonb_build_object('ids', jsonb_agg(id)), '{}', count(*), count(*), now()
-  FROM upd GROUP BY action_id, actor, reason
-ON CONFLICT (action_id) DO UPDATE SET matched = act.matched + excluded.matched, changed = act.changed + excluded.changed;
+SELECT id::text FROM upd;
 
 -- name: come
 SELECT a.job_id::text AS id, a.action_id::text, a.actor, a.reason
   FROM jobmaster.cancel_ahead AS a JOIN jobmaster.job AS j ON j.id = a.job_id
  LIMIT 500;
+
+-- name: forgotten_ahead
+-- Of these, the cancels that nobody waits for any more.
+SELECT u.id::text FROM unnest($1::uuid[]) AS u(id)
+ WHERE NOT EXISTS (SELECT FROM jobmaster.cancel_ahead AS a WHERE a.job_id = u.id);
 
 -- name: settle_ahead
 DELETE FROM jobmaster.cancel_ahead WHERE job_id = ANY($1::uuid[]);

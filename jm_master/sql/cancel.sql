@@ -35,7 +35,9 @@ SELECT (SELECT count(*) FROM term) AS terms, p.id::text, p.handler, p.status AS 
 
 -- name: load_orders
 -- Orders to send of agent $2 (its prefix): new ones at once, those of jobs that still run again after 2, 4, 8 … 60 s.
-SELECT o.job_id::text, o.dispatch, o.bucket_id, o.why FROM jobmaster.cancel_order AS o
+SELECT o.job_id::text, o.dispatch, o.bucket_id, o.why, o.told, extract(epoch FROM j.run_at)::float8 AS cancelled_run_at
+  FROM jobmaster.cancel_order AS o
+  LEFT JOIN jobmaster.job AS j ON j.id = o.job_id AND j.dispatch = o.dispatch AND j.status = 6
  WHERE (o.told_at IS NULL OR o.told_at < now() - least(60, 2 ^ least(o.told, 6)) * interval '1 second')
    AND left(o.bucket_id, strpos(o.bucket_id, '/')) = $2
  ORDER BY o.told_at NULLS FIRST LIMIT $1;

@@ -64,8 +64,10 @@ SELECT (SELECT count(*) FROM term) AS terms, p.id::text, p.status AS was, upd.id
   FROM (SELECT) AS one LEFT JOIN picked AS p ON true LEFT JOIN upd ON upd.id = p.id;
 
 -- name: load_in_buckets
-SELECT id::text, dispatch, bucket_id FROM jobmaster.job
- WHERE id = ANY($1::uuid[]) AND status = 2 AND left(bucket_id, strpos(bucket_id, '/')) = $2;
+-- But for those that action $3 has dealt with: a request that comes twice must not ask back what went out again since.
+SELECT id::text, dispatch, bucket_id FROM jobmaster.job AS j
+ WHERE id = ANY($1::uuid[]) AND status = 2 AND left(bucket_id, strpos(bucket_id, '/')) = $2
+   AND NOT EXISTS (SELECT FROM jobmaster.job_action AS a WHERE a.job_id = j.id AND a.action_id = $3);
 
 -- name: load_states
 SELECT id::text, status FROM jobmaster.job WHERE id = ANY($1::uuid[]);
@@ -121,11 +123,17 @@ SELECT action_id::text, actor, action, reason, parameters::text FROM jobmaster.o
 SELECT job_id::text FROM jobmaster.operator_target WHERE action_id = $1 ORDER BY job_id LIMIT $2;
 
 -- name: progress_action
--- With the batch that it counts, in one transaction.
+-- With the batch that it counts, in one transaction; $3: those that were changed, the others were refused or are gone.
+-- What counts is what is taken from the targets: a batch that is repeated, because an answer was lost, adds nothing.
 WITH gone AS (
-    DELETE FROM jobmaster.operator_target WHERE action_id = $1 AND job_id = ANY($2::uuid[])
+    DELETE FROM jobmaster.operator_target WHERE action_id = $1 AND job_id = ANY($2::uuid[]) RETURNING job_id
+), counted AS (
+    SELECT count(*) FILTER (WHERE job_id = ANY($3::uuid[])) AS changed,
+           count(*) FILTER (WHERE NOT job_id = ANY($3::uuid[])) AS refused
+      FROM gone
 )
-UPDATE jobmaster.operator_action SET changed = changed + $3, refused = refused + $4 WHERE action_id = $1;
+UPDATE jobmaster.operator_action AS a SET changed = a.changed + counted.changed, refused = a.refused + counted.refused
+  FROM counted WHERE a.action_id = $1;
 
 -- name: finish_action
 UPDATE jobmaster.operator_action SET finished_at = now()
@@ -149,6 +157,8 @@ SELECT action_id::text, at, actor, action, reason, left(scope::text, 1024) AS sc
  ORDER BY action_id DESC LIMIT $4;
 
 -- name: actions_of_job
-SELECT j.at, j.changed, j.note, a.action_id::text, a.actor, a.action, a.reason, a.parameters::text
-  FROM jobmaster.job_action AS j JOIN jobmaster.operator_action AS a ON a.action_id = j.action_id
- WHERE j.job_id = $1 ORDER BY j.at, a.action_id;
+-- Also of actions whose own rows retention has removed.
+SELECT j.at, j.changed, j.note, j.action_id::text, coalesce(a.actor, '') AS actor, coalesce(a.action, 'action') AS action,
+       coalesce(a.reason, '') AS reason, coalesce(a.parameters::text, '{}') AS parameters
+  FROM jobmaster.job_action AS j LEFT JOIN jobmaster.operator_action AS a ON a.action_id = j.action_id
+ WHERE j.job_id = $1 ORDER BY j.at, j.action_id;

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from jm_core.control import decode_orders
-from jm_core.wire import decode_runs
+from jm_core.wire import Run, decode_runs
 from jm_nats.connection import NatsLink
 from jm_nats.errors import AgentError, ConsumerGoneError, JetStreamError
 from jm_nats.kv import ERR_NO_MESSAGE
@@ -98,12 +98,16 @@ class ControlIntake:
                 raise
             message = answer["message"]
             place = message["seq"] + 1
-            if self._is_pointless(base64.b64decode(message.get("data") or "")):
+            runs = _runs_of(base64.b64decode(message.get("data") or ""))
+            if runs is not None and all(self._engine.will_drop(run.id, run.dispatch) for run in runs):
                 await self._link.api(f"STREAM.MSG.DELETE.{self._stream}", {"seq": message["seq"], "no_erase": True})
+                for run in runs:
+                    self._engine.will_not_come(run.id, run.dispatch)
 
-    def _is_pointless(self, data: bytes) -> bool:
-        try:
-            runs = decode_runs(data)
-        except (msgspec.DecodeError, RecursionError, ValueError):
-            return False
-        return all(self._engine.will_drop(run.id, run.dispatch) for run in runs)
+
+def _runs_of(data: bytes) -> list[Run] | None:
+    """None: it is a stranger's."""
+    try:
+        return decode_runs(data)
+    except (msgspec.DecodeError, RecursionError, ValueError):
+        return None

@@ -25,6 +25,7 @@ from jm_nats.worker.execution import Ask, Execution, Executors
 from jm_nats.worker.lane_queue import LaneQueue
 from jm_nats.worker.outcomes import BucketPort, Delivery
 from jm_nats.worker.progress import AttemptProgress
+from jm_nats.worker.refusals import Refusals
 
 log = logging.getLogger("jobmaster.worker")
 
@@ -79,7 +80,8 @@ class Engine:
         self._running_by: dict[Priority, int] = dict.fromkeys(Priority, 0)
         # Highest dispatch seen per job: a message that comes twice, or late, is dropped here (crash table, row 4).
         self._known: dict[str, int] = {}
-        # What is here and not reported yet, by job.
+        self._refusals = Refusals()
+        # What is here and not reported yet, by job: its newest dispatch.
         self._open: dict[str, Held] = {}
         # Jobs that may be what killed their workers: started one by one, so that the next death tells which it was.
         self._suspects: deque[Held] = deque()
@@ -97,10 +99,16 @@ class Engine:
         now = self._clock.now()
         known = self._known
         loop_now = self._loop.time()
+        is_refusing = self._refusals.any
         for run in runs:
-            if known.get(run.id, 0) >= run.dispatch:
+            seen = known.get(run.id, 0)
+            if seen >= run.dispatch or (is_refusing and self._refusals.refuses(run.id, run.dispatch)):
+                if seen < run.dispatch:
+                    self.will_not_come(run.id, run.dispatch)
                 self._repeated(run, port, delivery)
                 continue
+            if seen and run.id in self._open:
+                self._overtaken(run.id)
             known[run.id] = run.dispatch
             held = self._open[run.id] = Held(run, port, delivery, loop_now)
             self.held_bytes += len(bytes(run.args))
@@ -123,11 +131,18 @@ class Engine:
         before, who adopts our bucket would not find the job there.
         """
         self.duplicates += 1
-        held = self._open.get(run.id)
-        if held is not None and held.run.dispatch == run.dispatch:
+        held = self._held(run.id, run.dispatch)
+        if held is not None:
             held.again += (delivery,)
         else:
             port.reporter.done(delivery)
+
+    def _overtaken(self, job_id: str) -> None:
+        """The record has moved on to another dispatch: an older one that waits here still never starts."""
+        older = self._open[job_id]
+        if all(execution.run is not older.run for execution in self._running):
+            self._take_out([older])
+            self._close(older)
 
     def _close(self, held: Held) -> None:
         """Reported: its message needs it no more."""
@@ -174,8 +189,7 @@ class Engine:
 
     def holds(self, jobs: Sequence[tuple[str, int]]) -> list[str]:
         """Of these (job, dispatch), the jobs that are here and not reported yet."""
-        found = [(job_id, self._open.get(job_id), dispatch) for job_id, dispatch in jobs]
-        return [job_id for job_id, held, dispatch in found if held is not None and held.run.dispatch == dispatch]
+        return [job_id for job_id, dispatch in jobs if self._held(job_id, dispatch) is not None]
 
     def _start(self, held: Held) -> None:
         run, port = held.run, held.port
@@ -375,17 +389,17 @@ class Engine:
         here, so that none of it starts in a slot that this frees. The record has decided already: what is handed back
         ends there.
         """
-        running = {execution.run.id: execution for execution in self._running if not execution.reported}
+        running = {(e.run.id, e.run.dispatch): e for e in self._running if not e.reported}
         ending: list[tuple[Execution, str]] = []
         waiting: list[Held] = []
         for order in orders:
-            held = self._open.get(order.id)
-            if held is None or held.run.dispatch != order.dispatch:
-                self._refuse(order.id, order.dispatch)
-            elif (execution := running.get(order.id)) is not None:
+            execution = running.get((order.id, order.dispatch))
+            if execution is not None:
                 ending.append((execution, order.why))
-            else:
+            elif (held := self._held(order.id, order.dispatch)) is not None:
                 waiting.append(held)
+            else:
+                self._refuse(order.id, order.dispatch)
         self.hand_back(waiting, ReturnReason.DRAINED)
         for execution, why in ending:
             execution.cancel(why, self._loop.time())
@@ -393,32 +407,47 @@ class Engine:
 
     def recall(self, jobs: Sequence[tuple[str, int]]) -> list[str]:
         """Of these (job, dispatch), the jobs that will not start here: taken out, or not come yet and to be dropped
-        when they do. Whoever asked puts them back in the record; if it does not, the reconciler finds them.
+        when they do. Whoever asked puts them back in the record; if it does not, it asks again and gets the same
+        answer, or the reconciler finds them.
         """
-        running = {execution.run.id for execution in self._running}
+        running = {(execution.run.id, execution.run.dispatch) for execution in self._running}
+        now = self._loop.time()
         recalled: list[str] = []
         waiting: list[Held] = []
         for job_id, dispatch in jobs:
-            held = self._open.get(job_id)
-            if held is not None and held.run.dispatch == dispatch:
-                if job_id not in running:
-                    waiting.append(held)
-                    recalled.append(job_id)
-            elif self._refuse(job_id, dispatch):
-                recalled.append(job_id)
+            held = self._held(job_id, dispatch)
+            if held is not None:
+                if (job_id, dispatch) in running:
+                    continue
+                waiting.append(held)
+            elif not (self._refuse(job_id, dispatch) or self._refusals.was_recalled(job_id, dispatch)):
+                continue
+            recalled.append(job_id)
+            self._refusals.recalled(job_id, dispatch, now_s=now)
         for held in self._take_out(waiting):
             self._close(held)
         return recalled
 
     def will_drop(self, job_id: str, dispatch: int) -> bool:
         """Whether a message of it that is still to come would be dropped."""
-        return self._known.get(job_id, 0) >= dispatch and job_id not in self._open
+        is_done = self._known.get(job_id, 0) >= dispatch or self._refusals.refuses(job_id, dispatch)
+        return is_done and self._held(job_id, dispatch) is None
+
+    def will_not_come(self, job_id: str, dispatch: int) -> None:
+        """Its message, which would be dropped, is gone."""
+        self._known[job_id] = max(dispatch, self._known.get(job_id, 0))
+        self._refusals.came(job_id, dispatch)
+
+    def _held(self, job_id: str, dispatch: int) -> Held | None:
+        """It is here, under this dispatch, and not reported yet."""
+        held = self._open.get(job_id)
+        return held if held is not None and held.run.dispatch == dispatch else None
 
     def _refuse(self, job_id: str, dispatch: int) -> bool:
         """Its message is to be dropped when it comes. False: it has been here."""
         if self._known.get(job_id, 0) >= dispatch:
             return False
-        self._known[job_id] = dispatch
+        self._refusals.refuse(job_id, dispatch, now_s=self._loop.time())
         return True
 
     def check_slots(self) -> None:

@@ -10,9 +10,13 @@ from jm_core.control import Action
 from jm_core.errors import JobFailedError
 from jm_core.model import JobStatus as S
 from jm_master import ahead as ahead_module
+from jm_master.ahead import Ahead
 from jm_master.control_store import AHEAD
+from jm_master.pg_errors import StoreUnavailableError
 from jm_master.save_store import SaveStore
 from jm_master.saver import Saver
+from jm_master.waiters import ResultWaiters
+from jm_nats.client import submission
 from tests.support.control_app import NOTES_VARIABLE, notes, quick
 from tests.support.master import new_id
 from tests.support.small_cluster import small_cluster
@@ -122,3 +126,76 @@ async def test_it_is_forgotten_after_an_hour_and_there_is_a_bound(small, monkeyp
     await small.sql.rows("UPDATE cancel_ahead SET at = now() - interval '61 minutes'")
     await wait_until(lambda: nothing_ahead(small), what="it is forgotten")
     assert (await cancelled(small, new_id())).jobs[0].note == AHEAD
+
+
+async def test_what_has_come_makes_room_for_others_at_once(small, monkeypatch):
+    monkeypatch.setattr(ahead_module, "IDS_MAX", 1)
+
+    async def finds_nothing(_):
+        return []
+
+    monkeypatch.setattr(Ahead, "come", finds_nothing)
+    for _ in range(3):
+        job = quick.job({})
+        assert (await cancelled(small, job.id)).jobs[0].note == AHEAD
+        await small.client.submit(job, wait="recorded")
+        await small.reaches(job.id, S.CANCELLED)
+
+
+async def test_what_has_come_makes_room_also_where_the_answer_was_lost(small, monkeypatch):
+    monkeypatch.setattr(ahead_module, "IDS_MAX", 1)
+    save, tries = SaveStore.save, []
+
+    async def unanswered_at_first(self, batch):
+        answer = await save(self, batch)
+        tries.append(answer)
+        if len(tries) == 1:
+            raise StoreUnavailableError("here", "the answer is lost")
+        return answer
+
+    monkeypatch.setattr(SaveStore, "save", unanswered_at_first)
+    job = quick.job({})
+    await cancelled(small, job.id)
+    await small.client.submit(job, wait="recorded")
+    await small.reaches(job.id, S.CANCELLED)
+    assert [answer.cancelled for answer in tries[:2]] == [[job.id], []]
+
+    async def is_remembered():
+        return (await cancelled(small, new_id())).jobs[0].note == AHEAD
+
+    await wait_until(is_remembered, what="room for another one")
+
+
+async def test_who_waits_for_a_job_that_is_saved_as_cancelled_is_told(small, held_up, monkeypatch):
+    waiting, gate = held_up(Saver)
+    receipt = await quick.submit(small.client)
+    await asyncio.wait_for(waiting.wait(), 20)
+    await cancelled(small, receipt.job_id, by="ops", reason="too late")
+    told, registered, waits, ended = set(), asyncio.Event(), ResultWaiters.waiting, ResultWaiters.ended
+
+    def noted(self, *job_ids):
+        registered.set()
+        return waits(self, *job_ids)
+
+    def telling(self, job_ids):
+        told.update(job_ids := list(job_ids))
+        ended(self, job_ids)
+
+    monkeypatch.setattr(ResultWaiters, "waiting", noted)
+    monkeypatch.setattr(ResultWaiters, "ended", telling)
+    result = asyncio.create_task(small.client.result(receipt.job_id, timeout=20))
+    await asyncio.wait_for(registered.wait(), 20)
+    gate.set()
+    with pytest.raises(JobFailedError, match="cancelled by ops: too late"):
+        await result
+    assert receipt.job_id in told
+
+
+async def test_a_job_that_is_cancelled_before_it_comes_takes_nobodys_place(small):
+    holder = await small.submit_with("quick", unique_key="k", delay_s=3_000.0)
+    job = submission("quick", {}, unique_key="k", on_conflict="replace", delay_s=3_000.0)
+    await cancelled(small, job.id)
+    receipt = await small.client.submit(job, wait="recorded")
+    assert receipt.job_id == holder
+    assert (await small.sql.job(holder))["status"] == S.ON_MASTER
+    assert await small.sql.rows("SELECT * FROM job WHERE id = $1", job.id) == []

@@ -9,10 +9,14 @@ import pytest
 from jm_core import limits
 from jm_core.api_control import OP_OF, AuditQuery, Change, JobFilter
 from jm_core.control import Action
-from jm_core.errors import ActionRefusedError, InvalidJobError, InvalidNameError, NoSuchJobError
+from jm_core.errors import ActionRefusedError, InvalidJobError, InvalidNameError, JmError, NoSuchJobError
 from jm_core.model import JobStatus as S
+from jm_master import recall as recall_module
 from jm_master.control_store import ControlStore
+from jm_master.pg_errors import StoreContentionError, StoreUnavailableError
+from jm_master.recall import Recaller
 from jm_nats.control_client import new_action_id
+from jm_nats.errors import AgentUnavailableError
 from tests.support.control_app import NOTES_VARIABLE, notes
 from tests.support.master import new_id
 from tests.support.small_cluster import small_cluster
@@ -379,6 +383,103 @@ async def test_a_jobs_history_tells_everything_in_order(small):
     by_worker = [entry.what for entry in history.entries if entry.by == small.worker.config.worker_id]
     assert by_worker == ["attempt 1 started", "attempt 1 succeeded", "attempt 2 started", "attempt 2 cancelled"]
     assert [entry.at for entry in history.entries] == sorted(entry.at for entry in history.entries)
+
+
+async def test_a_jobs_history_keeps_what_was_done_when_the_actions_own_row_is_gone(idle):
+    job_id = await idle.submit_with("quick", delay_s=FAR_S)
+    await idle.client.reschedule(job_id, datetime.now(UTC) + timedelta(days=2), by="anna")
+    before = await idle.client.history(job_id)
+    await idle.sql.rows("DELETE FROM operator_action")  # as retention does
+    after = await idle.client.history(job_id)
+    assert [entry.at for entry in after.entries] == [entry.at for entry in before.entries]
+    assert [entry.what for entry in after.entries] == ["queued", "recorded", "action"]
+    assert after.entries[2].action_id == before.entries[2].action_id
+
+
+async def test_a_recall_that_nats_interrupted_is_repeated_and_the_job_is_not_lost(small, monkeypatch):
+    """The worker has dropped it, and then nobody can say what is recorded."""
+    job_id = await small.submit_with("quick", delay_s=NEAR_S)
+    await small.reaches(job_id, S.IN_BUCKET)
+    real, times = recall_module.events_recorded, []
+
+    async def away_at_first(*args):
+        times.append(1)
+        if len(times) == 1:
+            raise AgentUnavailableError("here", "gone")
+        await real(*args)
+
+    monkeypatch.setattr(recall_module, "events_recorded", away_at_first)
+    with pytest.raises(JmError):
+        await small.client.run_now(job_id, by="ops")
+    assert (await small.sql.job(job_id))["status"] == S.IN_BUCKET
+    await small.client.run_now(job_id, by="ops")
+    assert (await small.reaches(job_id, S.SUCCEEDED))["attempt"] == 1
+
+
+async def test_in_bulk_jobs_are_asked_back_once_however_often_the_commit_is_repeated(small, monkeypatch):
+    ids = [await small.submit_with("quick", delay_s=NEAR_S) for _ in range(3)]
+    await small.all_reach(ids, S.IN_BUCKET)
+    commit, recall, commits, recalls = ControlStore.apply_batch, Recaller.recall, [], []
+
+    async def contended(self, *args):
+        commits.append(1)
+        if len(commits) <= 12:
+            raise StoreContentionError("deadlock")
+        return await commit(self, *args)
+
+    async def counted(self, jobs):
+        recalls.append(sorted(job_id for job_id, _, _ in jobs))
+        return await recall(self, jobs)
+
+    monkeypatch.setattr(ControlStore, "apply_batch", contended)
+    monkeypatch.setattr(Recaller, "recall", counted)
+    view = await done(small, await small.client.control_where(Action.RUN_NOW, JobFilter(handler="quick"), by="ops"))
+    assert (view.changed, view.refused, recalls) == (3, 0, [sorted(ids)])
+    await small.all_reach(ids, S.SUCCEEDED)
+
+
+async def test_a_batch_whose_answer_was_lost_is_counted_once(idle, monkeypatch):
+    ids = [await idle.submit_with("quick", delay_s=FAR_S) for _ in range(3)]
+    commit, tries = ControlStore.apply_batch, []
+
+    async def unanswered_at_first(self, *args):
+        answer = await commit(self, *args)
+        tries.append(1)
+        if len(tries) == 1:
+            raise StoreUnavailableError("here", "the answer is lost")
+        return answer
+
+    monkeypatch.setattr(ControlStore, "apply_batch", unanswered_at_first)
+    view = await done(idle, await idle.client.control_where(Action.CANCEL, JobFilter(handler="quick"), by="ops"))
+    assert (view.matched, view.changed, view.refused, len(tries)) == (3, 3, 0, 2)
+    assert await idle.sql.counts(ids) == {"cancelled": 3}
+
+
+async def test_an_action_whose_statements_met_others_is_tried_again(idle, monkeypatch):
+    job_id = await idle.submit_with("quick", delay_s=FAR_S)
+    commit, tries = ControlStore.apply, []
+
+    async def contended_at_first(self, *args):
+        tries.append(1)
+        if len(tries) < 3:
+            raise StoreContentionError("deadlock")
+        return await commit(self, *args)
+
+    monkeypatch.setattr(ControlStore, "apply", contended_at_first)
+    verdict = await idle.client.cancel(job_id, by="ops")
+    assert (verdict.status, len(tries)) == ("cancelled", 3)
+
+
+async def test_a_repeated_request_does_not_ask_back_what_went_out_again_since(small, monkeypatch):
+    job_id, action_id = await small.submit_with("quick", delay_s=NEAR_S), new_action_id()
+    monkeypatch.setattr("jm_nats.control_client.new_action_id", lambda: action_id)
+    await small.reaches(job_id, S.IN_BUCKET)
+    change = Change(run_at=datetime.now(UTC) + timedelta(seconds=NEAR_S))
+    for _ in range(2):
+        (reply,) = [reply async for reply in small.client.control(Action.RESCHEDULE, [job_id], change)]
+        assert reply.jobs[0].changed
+        assert (await small.reaches(job_id, S.IN_BUCKET))["dispatch"] == 3
+    assert not small.worker._parts.engine.will_drop(job_id, 3)
 
 
 async def test_ids_beyond_one_request_are_one_action(idle):

@@ -11,6 +11,8 @@ from jm_core.model import AttemptOutcome, Priority, ReturnReason
 from jm_core.wire import Finished, Returned
 from jm_nats import JobMaster
 from jm_nats.context import JobContext
+from jm_nats.worker import engine as engine_module
+from jm_nats.worker import refusals as refusals_module
 from jm_nats.worker.execution import Ask
 from tests.support import process_handlers
 from tests.support.engine_bench import LONG_S, Bench, in_real_time, scenario
@@ -159,7 +161,7 @@ async def test_a_job_is_given_back_only_if_it_has_not_started(app, sleeps):
     assert len(bench.reporter.acked) == 2
     bench.accept(coming)
     assert len(bench.reporter.acked) == 3
-    assert bench.engine.recall([(held.id, held.dispatch)]) == []  # it is not here any more
+    assert bench.engine.recall(wanted) == [held.id, later.id, coming.id]  # asked again, answered alike
     (end,) = await bench.until_ended()
     assert end.id == running.id
     await asyncio.sleep(60)
@@ -173,6 +175,93 @@ async def test_a_job_that_has_ended_is_not_given_back(app, sleeps):
     run = bench.start("sleep", {"seconds": 1.0})
     await bench.only_end()
     assert bench.engine.recall([(run.id, run.dispatch)]) == []
+
+
+@scenario
+async def test_what_was_refused_or_recalled_is_remembered_however_many_other_jobs_pass(app, sleeps, monkeypatch):
+    """It lies in the server for ten minutes, in a message that others are in, too."""
+    monkeypatch.setattr(engine_module, "KNOWN_MAX", 400)
+    bench = Bench(app)
+    cancelled, recalled, beside = (bench.run("sleep", {"seconds": 0.0}, job_id=name) for name in "crb")
+    more = [bench.run("sleep", job_id=f"more-{n}") for n in range(1_000)]  # no refusal drives another one out
+    bench.engine.cancel([order(cancelled), *map(order, more)])
+    assert bench.engine.recall([(recalled.id, recalled.dispatch)]) == [recalled.id]
+    for n in range(0, 1_000, 10):
+        bench.accept(*[bench.run("sleep", {"seconds": 0.0}, job_id=f"other-{n + i}") for i in range(10)])
+        await bench.until_ended(n + 10)
+    assert bench.engine.will_drop(cancelled.id, cancelled.dispatch)
+    delivery = bench.accept(cancelled, recalled, beside)
+    await bench.until_ended(1_001)
+    assert [job_id for job_id in sleeps if not job_id.startswith("other")] == [beside.id]
+    assert delivery in bench.reporter.acked
+    assert bench.engine.recall([(recalled.id, recalled.dispatch)]) == [recalled.id]
+    await bench.until_idle()
+    bench.assert_empty()
+
+
+def test_refusals_are_forgotten_when_what_they_are_about_has_come_and_after_a_day():
+    refusals = refusals_module.Refusals()
+    day_s = refusals_module.REFUSED_S
+    for n in range(10):
+        refusals.refuse(f"old-{n}", 2, now_s=0.0)
+    refusals.came("old-0", 2)
+    refusals.came("old-1", 1)  # an earlier one: the second is to come yet
+    assert [refusals.refuses(f"old-{n}", 2) for n in range(3)] == [False, True, True]
+    assert not refusals.refuses("old-2", 3)
+    refusals.refuse("new", 1, now_s=day_s + 1)
+    assert refusals.refuses("old-9", 2)
+    refusals.refuse("newer", 1, now_s=2 * day_s + 2)
+    assert (refusals.refuses("old-9", 2), refusals.refuses("new", 1)) == (False, True)
+    refusals.refuse("newest", 1, now_s=5 * day_s)
+    assert not refusals.refuses("newer", 1)
+    refusals.came("newest", 1)
+    assert not refusals.any
+
+
+@scenario
+async def test_a_job_that_comes_again_takes_the_place_of_its_older_dispatch_that_waits_here(app, sleeps):
+    """Cancelled while it lay here, requeued before its worker was told, and given to the same worker."""
+    bench = Bench(app, slots=1)
+    bench.start("sleep", {"seconds": 5.0}, job_id="running")
+    waits, later = bench.run("sleep", job_id="waits"), bench.run("sleep", job_id="later", in_s=30.0)
+    first = bench.accept(waits, later)
+    again = [bench.run("sleep", {"seconds": 1.0}, job_id=name, dispatch=2) for name in ("waits", "later")]
+    bench.accept(*again)
+    assert first in bench.reporter.acked
+    assert bench.engine.held == 2
+    assert bench.engine.cancel([order(waits), order(later)]) == 0
+    await bench.until_ended(3)
+    await asyncio.sleep(60)
+    assert sorted(sleeps) == ["later", "running", "waits"]
+    assert [(end.id, end.dispatch) for end in bench.ends] == [("running", 1), ("waits", 2), ("later", 2)]
+    bench.assert_empty()
+
+
+@scenario
+async def test_an_order_is_for_its_dispatch_also_where_another_one_still_runs(app, sleeps):
+    """Forced to end, in the record; what runs cannot be stopped, and the job was requeued."""
+    go_on = threading.Event()
+
+    @app.handler("thread", executor="thread")
+    def thread() -> None:
+        go_on.wait(20)
+
+    bench = Bench(app, slots=1)
+    runs = bench.start("thread", job_id="job")
+    await until_running(bench)
+    await asyncio.sleep(0.01)
+    waits = bench.start("sleep", job_id="job", dispatch=2)
+    assert bench.engine.recall([("job", 1)]) == []
+    assert bench.engine.cancel([order(waits)]) == 0  # and not the one that runs
+    assert [(type(end), end.dispatch) for end in bench.ends] == [(Returned, 2)]
+    assert bench.engine.cancel([order(runs)]) == 1
+    go_on.set()
+    await bench.until_idle()
+    await asyncio.sleep(1)
+    assert sleeps == []
+    assert [end.dispatch for end in bench.ends] == [2, 1]
+    assert bench.ends[1].outcome is AttemptOutcome.CANCELLED
+    bench.assert_empty()
 
 
 @pytest.mark.slow

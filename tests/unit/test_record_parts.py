@@ -64,6 +64,49 @@ async def test_an_answer_that_was_lost_costs_no_credit_for_ever(outcome):
     assert recorder.stale == 0
 
 
+class Refusing:
+    """The fence: a cancel of all of them was asked for."""
+
+    async def record_successes(self, *_):
+        return Recorded(0, frozenset())
+
+    record_ends = record_successes
+
+
+class ForgetfulCancels:
+    def __init__(self):
+        self.tries = 0
+
+    async def end_cancelled(self, *_):
+        self.tries += 1
+        if self.tries == 1:
+            raise StoreUnavailableError("here", "connection reset")
+        return Recorded(0, frozenset())
+
+
+@pytest.mark.parametrize("outcome", [AttemptOutcome.SUCCEEDED, AttemptOutcome.FAILED])
+async def test_ends_of_cancelled_jobs_whose_answer_was_lost_give_their_credit_back(outcome):
+    ledger, waiters = Ledger(RegistryView()), ResultWaiters()
+    ledger.give("b", 3, now_s=0.0)
+    recorder = Recorder(
+        None,
+        Database(PostgresConfig(dsn="postgresql://u@localhost/x")),
+        Refusing(),
+        ledger,
+        RegistryView(),
+        cancels=ForgetfulCancels(),
+        waiters=waiters,
+        assign=Wake(),
+        term=1,
+        batch_events=100,
+    )
+    ends = [Finished(f"job-{n}", 1, 1, outcome, 0.0, 1.0) for n in range(3)]
+    with waiters.waiting("job-2") as ended:
+        await recorder.apply(Batch([], [EventBatch("b", 1, "w", ends)]))
+        assert ended.is_set()
+    assert (ledger.outstanding(), recorder.stale) == ({}, 0)
+
+
 def message(data, *, subject="jm.c.events.b", seq=1):
     return SimpleNamespace(data=data, subject=subject, reply=f"$JS.ACK.S.C.1.{seq}.1.1700000000000000000.0")
 
