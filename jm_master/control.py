@@ -122,7 +122,7 @@ class Control:
     def _say_what_cannot_be_forced(self, done: Applied) -> None:
         handlers = {job.id: job.handler for job in done.cancelled if job.became is JobStatus.PROCESSING}
         for verdict in done.verdicts:
-            known = self._view.handlers.get(handlers.get(verdict.id, ""))
+            known = self._view.all_handlers.get(handlers.get(verdict.id, ""))
             if known is not None and known.executor == "thread":
                 verdict.note = THREAD_NOTE
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import anyio
 import msgspec
 from msgspec import Struct, field
 
@@ -80,6 +81,7 @@ class ControlStore:
         self._cancels = cancels
         self._ahead = ahead
         self._sql = named("control", database.schema)
+        self._picking = anyio.Semaphore(1)  # a filter may take long: what is asked by ids must not wait for it
 
     # Changing.
 
@@ -205,7 +207,8 @@ class ControlStore:
 
     async def count(self, action: Action, wanted: JobFilter | None) -> dict[str, int]:
         """How many jobs match by now, by state."""
-        rows = await self._database.fetch(self._sql["count_jobs_like"], *_like(action, wanted))
+        async with self._picking:
+            rows = await self._database.fetch(self._sql["count_jobs_like"], *_like(action, wanted))
         return {JobStatus(row["status"]).label: row["jobs"] for row in rows}
 
     async def start(self, request: ControlRequest, order: Order) -> Started:

@@ -195,7 +195,7 @@ class Declarations:
         spec = declared.get((name, digest)) or await self._store.spec(name, digest)
         if spec is None:
             raise InvalidScheduleError("name", f"the declaration of {name!r} is gone", remedy="wait for a worker")
-        defaults: HandlerDefaults | None = self._view.handlers.get(spec.handler)
+        defaults: HandlerDefaults | None = self._view.all_handlers.get(spec.handler)
         check_declaration(spec, now=now, zone=self._zone, defaults=defaults)
         return spec
 

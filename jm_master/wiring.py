@@ -116,8 +116,8 @@ class Wiring:
         )
 
     def others(self) -> bool:
-        """Whether there are other agents, whose leaders tell ours nothing."""
-        return self.view.elsewhere.is_there
+        """Whether other agents have a leader, which tells ours nothing."""
+        return bool(self.view.elsewhere.live)
 
     def writer(self, reader: PullReader) -> Writer:
         config = self.config
@@ -267,4 +267,5 @@ class Wiring:
             archived=cluster.archived,
             waits=cluster.waits,
             others=self.others,
+            guests_max=self.database.guests_max,
         )

@@ -51,10 +51,10 @@ class Both:
 
 
 @asynccontextmanager
-async def both_leading(nats_server, east_nats, database, cluster_name):
+async def both_leading(nats_server, east_nats, database, cluster_name, **changes):
     async with (
-        coordinating(nats_server.url, database, cluster_name) as main,
-        coordinating(east_nats.url, database, cluster_name, EAST) as east,
+        coordinating(nats_server.url, database, cluster_name, replace(FAST, **changes)) as main,
+        coordinating(east_nats.url, database, cluster_name, replace(EAST, **changes)) as east,
     ):
         yield Both(main, east, Shop(cluster_name, nats_server.url), Shop(cluster_name, east_nats.url))
 
@@ -131,6 +131,47 @@ async def test_a_handler_that_only_another_agent_s_worker_knows_is_not_quarantin
         assert [r.status for r in await bench.submit_and_wait(known)] == ["recorded"]
         await wait_until(lambda: known["id"] in both.shop.ran, what="a job that main can run")
         assert await sql.counts([late["id"]]) == {"on_master": 1}
+
+
+async def test_a_schedule_of_a_handler_that_only_another_agent_knows_is_added_and_runs_there(both, sql):
+    @both.east_shop.app.handler("east_only", lane="far", timeout=7.0)
+    async def east_only() -> None: ...
+
+    view = both.main.registry.view
+    async with working(both.east_shop.app, lanes=("far",)), both.shop.app.client() as client:
+        await wait_until(lambda: "east_only" in view.elsewhere.handlers, what="main's leader told of it")
+        await client.schedules.add("far-off", "east_only", cron="* * * * *")
+        job_id = await client.schedules.run_now("far-off")
+        await client.result(job_id, timeout=20)
+        row = await sql.job(job_id)
+        assert (row["lane"], row["timeout_s"], row["bucket_id"].partition("/")[0]) == ("far", 7.0, "east")
+
+
+async def test_a_lane_of_one_agent_and_a_handler_of_the_other_get_a_stand_in(
+    nats_server, east_nats, database, cluster_name, sql
+):
+    """East serves the lane and leaves the job to main, whose workers know it: main must not leave it to east."""
+    async with both_leading(nats_server, east_nats, database, cluster_name, no_bucket_threshold_s=0.5) as both:
+
+        @both.shop.app.handler("main_only")
+        async def main_only() -> str:
+            return "main"
+
+        @both.east_shop.app.handler("far_too")
+        async def far_too() -> None: ...
+
+        view, far = both.main.registry.view, both.east.registry.view
+        route = ("far", Priority.MEDIUM)
+        async with (
+            working(both.shop.app),
+            working(both.east_shop.app, lanes=("far",)),
+            both.shop.app.client() as client,
+        ):
+            await wait_until(lambda: "main_only" in far.elsewhere.handlers, what="east's leader told of the handler")
+            await wait_until(lambda: route in view.elsewhere.live["east"].routes, what="main's told of the lane")
+            job_id = (await main_only.submit(client, lane="far")).job_id
+            assert await client.result(job_id, timeout=20) == "main"
+            assert (await sql.job(job_id))["bucket_id"] in view.buckets
 
 
 async def test_each_agent_leads_for_itself_and_terms_are_never_the_same(both, nats_server, database, sql):
