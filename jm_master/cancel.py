@@ -18,10 +18,10 @@ from jm_nats.crashpoints import reach
 from jm_nats.errors import AgentError, NoSuchStreamError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from jm_core.control import CancelOrder
-    from jm_master.cancel_store import CancelStore, Found
+    from jm_master.cancel_store import CancelStore, Found, ToTell
     from jm_master.database import Database
     from jm_master.ledger import Ledger
     from jm_master.waiters import ResultWaiters
@@ -105,8 +105,8 @@ class Canceller:
         """One pass; how many orders are left to be sent, or to take effect."""
         orders = await self._database.ride_out(lambda: self.store.orders(ORDERS_MAX))
         by_bucket: defaultdict[str, list[CancelOrder]] = defaultdict(list)
-        for bucket, order in orders:
-            by_bucket[bucket].append(order)
+        for one in orders:
+            by_bucket[one.bucket].append(one.order)
         told: list[CancelOrder] = []
         async with anyio.create_task_group() as tasks:
             for bucket, of_bucket in by_bucket.items():
@@ -114,7 +114,16 @@ class Canceller:
                     tasks.start_soon(self._tell, bucket, of_bucket[start : start + ORDERS_PER_MESSAGE], told)
         if told:
             await self._database.ride_out(lambda: self.store.mark_told(told))
+            self._settle(orders, {(order.id, order.dispatch) for order in told})
         return await self._database.ride_out(self.store.forget_orders)
+
+    def _settle(self, orders: Sequence[ToTell], told: Collection[tuple[str, int]]) -> None:
+        """What follows here from cancels that another agent's leader committed."""
+        now_s = time.time()
+        for one in orders:
+            if one.owed_run_at is not None and (one.order.id, one.order.dispatch) in told:
+                self._ledger.take_back(one.bucket, 1, second=later_second(one.owed_run_at, now_s=now_s))
+                self._waiters.ended([one.order.id])
 
     async def _tell(self, bucket: str, orders: list[CancelOrder], told: list[CancelOrder]) -> None:
         try:

@@ -36,6 +36,14 @@ class Found(Struct, frozen=True):
     run_at: float
 
 
+class ToTell(Struct, frozen=True):
+    """``owed_run_at``: of a job that another agent's leader has ended, so that ours does not know of its end yet."""
+
+    bucket: str
+    order: CancelOrder
+    owed_run_at: float | None
+
+
 class CancelStore:
     """Every method raises what ``SaveStore.save`` does."""
 
@@ -52,8 +60,8 @@ class CancelStore:
         Raises:
             LostTermError: nothing was written.
         """
-        why = cancel_text(by, reason)
-        rows = await connection.fetch(self._sql["cancel_jobs"], self._term, ids, by, reason, force, why)
+        why, prefix = cancel_text(by, reason), self._database.prefix
+        rows = await connection.fetch(self._sql["cancel_jobs"], self._term, ids, by, reason, force, why, prefix)
         if not rows[0]["terms"]:
             raise LostTermError(self._term)
         return [
@@ -78,11 +86,17 @@ class CancelStore:
             return None
         return self._database.bare(stored)
 
-    async def orders(self, count_max: int) -> list[tuple[str, CancelOrder]]:
-        """(bucket, order) of those that are to be sent, or sent again: for our agent's buckets, whoever wrote them."""
+    async def orders(self, count_max: int) -> list[ToTell]:
+        """Those that are to be sent, or sent again: for our agent's buckets, whoever wrote them."""
         rows = await self._database.fetch(self._sql["load_orders"], count_max, self._database.prefix)
-        bare = self._database.bare
-        return [(bare(row["bucket_id"]), CancelOrder(row["job_id"], row["dispatch"], row["why"])) for row in rows]
+        return [
+            ToTell(
+                self._database.bare(row["bucket_id"]),
+                CancelOrder(row["job_id"], row["dispatch"], row["why"]),
+                row["owed_run_at"],
+            )
+            for row in rows
+        ]
 
     async def mark_told(self, orders: Sequence[CancelOrder]) -> None:
         ids, dispatches = [order.id for order in orders], [order.dispatch for order in orders]

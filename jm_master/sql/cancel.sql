@@ -1,6 +1,7 @@
 -- name: cancel_jobs
 -- The row decides, in one statement: what waits or lies in a bucket is cancelled, and from then on the fence refuses what
 -- a worker makes of it; of what is processing the cancel is asked for, or with $5 (force) done. What has ended stays.
+-- $7: the asking leader's agent (its prefix).
 WITH term AS MATERIALIZED (
     SELECT FROM jobmaster.leader WHERE term = $1 FOR SHARE
 ), picked AS MATERIALIZED (
@@ -23,10 +24,10 @@ WITH term AS MATERIALIZED (
       FROM picked AS p JOIN upd ON upd.id = p.id WHERE p.status = 3 AND upd.status = 6
     ON CONFLICT DO NOTHING
 ), orders AS (
-    INSERT INTO jobmaster.cancel_order (job_id, dispatch, bucket_id, why)
-    SELECT p.id, p.dispatch, p.bucket_id, $6
+    INSERT INTO jobmaster.cancel_order AS o (job_id, dispatch, bucket_id, why, owed)
+    SELECT p.id, p.dispatch, p.bucket_id, $6, upd.status = 6 AND left(p.bucket_id, strpos(p.bucket_id, '/')) <> $7
       FROM picked AS p JOIN upd ON upd.id = p.id WHERE p.status IN (2, 3) AND p.bucket_id IS NOT NULL
-    ON CONFLICT DO NOTHING
+    ON CONFLICT (job_id, dispatch) DO UPDATE SET owed = true WHERE excluded.owed
 )
 SELECT (SELECT count(*) FROM term) AS terms, p.id::text, p.handler, p.status AS was, p.bucket_id, p.worker_id, p.dispatch,
        extract(epoch FROM p.run_at)::float8 AS run_at, upd.status AS became,
@@ -35,20 +36,23 @@ SELECT (SELECT count(*) FROM term) AS terms, p.id::text, p.handler, p.status AS 
 
 -- name: load_orders
 -- Orders to send of agent $2 (its prefix): new ones at once, those of jobs that still run again after 2, 4, 8 … 60 s.
-SELECT o.job_id::text, o.dispatch, o.bucket_id, o.why FROM jobmaster.cancel_order AS o
- WHERE (o.told_at IS NULL OR o.told_at < now() - least(60, 2 ^ least(o.told, 6)) * interval '1 second')
+SELECT o.job_id::text, o.dispatch, o.bucket_id, o.why,
+       CASE WHEN o.owed THEN (SELECT extract(epoch FROM j.run_at)::float8 FROM jobmaster.job AS j WHERE j.id = o.job_id)
+       END AS owed_run_at
+  FROM jobmaster.cancel_order AS o
+ WHERE (o.told_at IS NULL OR o.owed OR o.told_at < now() - least(60, 2 ^ least(o.told, 6)) * interval '1 second')
    AND left(o.bucket_id, strpos(o.bucket_id, '/')) = $2
  ORDER BY o.told_at NULLS FIRST LIMIT $1;
 
 -- name: mark_told
-UPDATE jobmaster.cancel_order AS o SET told = o.told + 1, told_at = now()
+UPDATE jobmaster.cancel_order AS o SET told = o.told + 1, told_at = now(), owed = false
   FROM unnest($1::uuid[], $2::int[]) AS u(id, dispatch) WHERE o.job_id = u.id AND o.dispatch = u.dispatch;
 
 -- name: forget_orders
 -- Of those that were told, what has ended needs no order any more. Returns how many are left of agent $1 (its prefix).
 WITH gone AS (
     DELETE FROM jobmaster.cancel_order AS o
-     WHERE o.told_at IS NOT NULL AND left(o.bucket_id, strpos(o.bucket_id, '/')) = $1
+     WHERE o.told_at IS NOT NULL AND NOT o.owed AND left(o.bucket_id, strpos(o.bucket_id, '/')) = $1
        AND NOT EXISTS (SELECT FROM jobmaster.job AS j
                         WHERE j.id = o.job_id AND j.dispatch = o.dispatch AND j.status = 3
                           AND j.cancel_requested_at IS NOT NULL)

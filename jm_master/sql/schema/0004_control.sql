@@ -14,6 +14,7 @@ CREATE TABLE jobmaster.cancel_order (
     why       text        NOT NULL,
     told      int         NOT NULL DEFAULT 0,      -- how often
     told_at   timestamptz,
+    owed      boolean     NOT NULL DEFAULT false,  -- another agent's leader ended the job: the bucket's own still counts it
     PRIMARY KEY (job_id, dispatch)
 );
 
@@ -29,7 +30,8 @@ CREATE TABLE jobmaster.operator_action (
     matched     int         NOT NULL,
     changed     int         NOT NULL DEFAULT 0,
     refused     int         NOT NULL DEFAULT 0,
-    finished_at timestamptz                        -- NULL: the leader is at it
+    finished_at timestamptz,                       -- NULL: the leader is at it
+    agent       text                               -- whose leader; NULL where all was done at once
 );
 CREATE INDEX operator_action_open ON jobmaster.operator_action (action_id) WHERE finished_at IS NULL;
 
