@@ -7,7 +7,8 @@ UPDATE jobmaster.job AS j SET unique_until = NULL
 -- name: requeue_jobs
 -- What has ended waits again, as new: with all its attempts, at once or at $3. Its last end goes into `attempt`, where a
 -- clean success and a quarantine have left no row yet. A key that another job holds by now stands in the way; of two
--- of the same key the newer one goes.
+-- of the same key the newer one goes. What was taken back from a schedule's plan is the operator's from now on: a pause
+-- must not take it back a second time.
 WITH term AS MATERIALIZED (
     SELECT FROM jobmaster.leader WHERE term = $1 FOR SHARE
 ), picked AS MATERIALIZED (
@@ -31,6 +32,7 @@ WITH term AS MATERIALIZED (
     UPDATE jobmaster.job AS j
        SET status = 1, bucket_id = NULL, run_at = coalesce($3, now()), args = coalesce($4::text::jsonb, j.args),
            priority = coalesce($5, j.priority), lane = coalesce($6, j.lane),
+           occurrence = CASE WHEN j.attempt > 0 THEN j.occurrence END,
            max_attempts = coalesce($7, j.max_attempts), excused = j.attempt,
            started_at = NULL, finished_at = NULL, worker_id = NULL, result = NULL, error = NULL, progress = NULL,
            progress_note = NULL, cancel_requested_at = NULL, cancelled_by = NULL, cancel_reason = NULL

@@ -12,7 +12,9 @@ import pytest
 from jm_core import api_schedules as api
 from jm_core import wire
 from jm_core.api import OP_JOB_LIST
+from jm_core.api_control import OP_OF
 from jm_core.api_schedules import ScheduleSpec
+from jm_core.control import Action
 from jm_core.ids import Term
 from jm_core.retry import DEFAULT_BACKOFF
 from jm_core.wire import HandlerDefaults
@@ -21,7 +23,7 @@ from jm_master.database import Database
 from jm_master.schedule_store import ScheduleStore, ScheduleWrite
 from jm_master.terms import LostTermError
 from jm_nats.kv import CasKv
-from tests.support.master import coordinating, job, linked
+from tests.support.master import coordinating, job, linked, new_id
 from tests.support.sql import Sql
 from tests.support.waiting import wait_until
 
@@ -128,6 +130,25 @@ async def test_pause_takes_back_what_is_planned_and_resume_goes_on_without_a_bur
     (skip,) = (await scene.ask(api.OP_SCHEDULE_SKIPS, name="report"))["skips"]
     assert skip["reason"] == "paused"
     assert skip["count"] in (4320, 4321)
+
+
+async def test_what_an_operator_requeues_of_a_paused_schedule_is_the_operators(scene: Scene) -> None:
+    await scene.add()
+    (first, *_) = await scene.planned(15)
+    await scene.ask(api.OP_SCHEDULE_PAUSE, name="report")
+    requeue = {"action_id": new_id(), "by": "ops", "ids": [first["job_id"]]}
+    assert (await scene.ask(OP_OF[Action.REQUEUE], **requeue))["jobs"][0]["changed"]
+    paused = await scene.ask(api.OP_SCHEDULE_GET, name="report")
+    assert (paused.get("runs", 0), paused["unfinished"]) == (0, 1)
+    await scene.ask(api.OP_SCHEDULE_RESUME, name="report")
+
+    async def planned_again() -> bool:
+        return int(await scene.sql.value("SELECT runs FROM schedule")) == 15
+
+    await wait_until(planned_again, 15, what="it is planned again")
+    again = await scene.ask(api.OP_SCHEDULE_PAUSE, name="report")
+    assert (again.get("runs", 0), again["cancelled_planned"], again["unfinished"]) == (0, 15, 1)
+    assert [job["job_id"] for job in await scene.jobs(status=1)] == [first["job_id"]]
 
 
 async def test_pausing_twice_and_resuming_twice_are_no_errors(scene: Scene) -> None:
