@@ -146,11 +146,13 @@ class Agents:
         jobs = await self._put_back(term, agent)
         gone = f"given-up-{uuid.uuid4().hex}"
         text = f"gave up agent {agent}, {jobs} jobs put back. {reason}".strip()
-        await self._database.ride_out(
+        done = await self._database.ride_out(
             lambda: self._database.fetch(
-                self._sql["forget_agent"], agent, prefix_of(agent), key_of(agent), gone, by, text
+                self._sql["forget_agent"], agent, prefix_of(agent), key_of(agent), gone, by, text, term
             )
         )
+        if not done:
+            raise LostTermError(term)
         log.warning("agent given up", extra={"agent": agent, "by": by, "jobs_put_back": jobs})
         return jobs
 

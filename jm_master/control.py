@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 OPEN_MAX: Final = 20  # actions in bulk that take turns
 IDLE_S: Final = 60.0
 AHEAD_LOOK_S: Final = 0.5  # at first, and then twice as long each time
+OTHERS_LOOK_S: Final = 2.0  # what other agents' leaders remember is known here so late at most
 BATCH_GAP_S: Final = 0.01  # what writes and records jobs comes first
 KEY_TRIES: Final = 3
 THREAD_NOTE: Final = "cancel requested; cannot be forced: it runs in a thread, which has to look at ctx.cancelled"
@@ -55,7 +56,9 @@ class Control:
         ledger: Ledger,
         view: RegistryView,
         assign: Wake,
+        others: Callable[[], bool] = lambda: False,
     ) -> None:
+        """Args: others: whether other agents have a leader, which may be asked for cancels of jobs that come to us."""
         self.store = store
         self._database = database
         self._canceller = canceller
@@ -66,6 +69,8 @@ class Control:
         self._assign = assign
         self._wake = Wake()
         self._ahead_look_s = AHEAD_LOOK_S
+        self._others = others
+        self._asked_others_s = -float("inf")
 
     # Named jobs.
 
@@ -145,10 +150,14 @@ class Control:
             for order in orders:
                 await self._step(order)
                 await anyio.sleep(BATCH_GAP_S)
+            if self._others() and time.monotonic() - self._asked_others_s >= OTHERS_LOOK_S:
+                await self._database.ride_out(self._ahead.load)
+                self._asked_others_s = time.monotonic()
             if self._ahead.ids:
                 await self._cancel_who_came()
             if not orders:
-                await self._wake.wait(self._ahead_look_s if self._ahead.ids else IDLE_S)
+                pause_s = self._ahead_look_s if self._ahead.ids else IDLE_S
+                await self._wake.wait(min(pause_s, OTHERS_LOOK_S) if self._others() else pause_s)
                 self._ahead_look_s = min(2 * self._ahead_look_s, IDLE_S)
 
     async def _cancel_who_came(self) -> None:

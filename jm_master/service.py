@@ -80,6 +80,7 @@ class Service:
         self._open = 0
         self._archived = archived
         self._waits = waits
+        self._ends = EndsService(store, waiters, self._read, others=others)
         self._operations: dict[str, Operation] = {
             **{name: _bounded(name, work) for name, work in (operations or {}).items()},
             api.OP_JOB_GET: self._job,
@@ -89,7 +90,7 @@ class Service:
             api.OP_REJECTED_LIST: self._rejected,
             api.OP_REJECTED_GET: self._rejected_one,
             api.OP_UNSERVED: self._unserved,
-            **EndsService(store, waiters, self._read, others=others).operations(),
+            **self._ends.operations(),
         }
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -102,6 +103,7 @@ class Service:
             subscription = await self._link.nc.subscribe(self._names.api_any, queue=QUEUE, cb=on_request)
             try:
                 await self._link.round_trip()
+                tasks.start_soon(self._ends.run)
                 task_status.started()
                 await anyio.sleep_forever()
             finally:

@@ -243,6 +243,7 @@ class Wiring:
             ledger=self.ledger,
             view=self.view,
             assign=self.assign,
+            others=self.others,
         )
 
     def retainer(self) -> Retainer:

@@ -15,10 +15,13 @@ from jm_core.errors import InvalidJobError, InvalidNameError
 from jm_core.model import Priority
 from jm_master import agents
 from jm_master.agent_store import AgentStore, AgentStoreChangedError, SharedAgentError
+from jm_master.agents import Agents
 from jm_master.config import PostgresConfig
 from jm_master.database import Database
 from jm_master.dispatch_store import DispatchStore
 from jm_master.leadership import take_term
+from jm_master.registry_view import RegistryView
+from jm_master.terms import LostTermError
 from jm_nats.embedded import NatsServer
 from tests.support.in_process import Shop, working
 from tests.support.master import FAST, coordinating, job, linked
@@ -335,3 +338,36 @@ async def test_an_agent_that_is_given_up_has_its_jobs_run_by_another(
 
 async def is_gone(sql):
     return await sql.value("SELECT seen_at < now() - interval '1.5 s' FROM agent_state WHERE agent = 'east'")
+
+
+async def test_giving_an_agent_up_leaves_no_orders_and_is_fenced_by_the_term_that_it_took(database, sql, monkeypatch):
+    async with (
+        Database(PostgresConfig(dsn=database)) as main,
+        Database(PostgresConfig(dsn=database), agent="east") as east,
+    ):
+        await take_term(east, "h")
+        await sql.rows(
+            "INSERT INTO agent_state (agent, seen_at, serves) VALUES ('east', now() - interval '1 day', '{}')"
+        )
+        await sql.rows(
+            "INSERT INTO cancel_order (job_id, dispatch, bucket_id, why)"
+            " VALUES (gen_random_uuid(), 1, 'east/b', ''), (gen_random_uuid(), 1, 'b', '')"
+        )
+        asking = Agents(main, RegistryView(), term=await take_term(main, "h"))
+        put_back = asking._put_back
+
+        async def overtaken(term, agent):
+            jobs = await put_back(term, agent)
+            await take_term(east, "east is back")
+            return jobs
+
+        monkeypatch.setattr(asking, "_put_back", overtaken)
+        with pytest.raises(LostTermError):
+            await asking.give_up("east", by="ann", reason="")
+        assert await sql.value("SELECT count(*) FROM agent_state WHERE agent = 'east'") == 1
+        assert await sql.value("SELECT count(*) FROM cancel_order") == 2
+        assert await sql.value("SELECT count(*) FROM cluster_change") == 0
+        monkeypatch.setattr(asking, "_put_back", put_back)
+        assert await asking.give_up("east", by="ann", reason="") == 0
+        assert await sql.value("SELECT count(*) FROM agent_state WHERE agent = 'east'") == 0
+        assert [row["bucket_id"] for row in await sql.rows("SELECT bucket_id FROM cancel_order")] == ["b"]
