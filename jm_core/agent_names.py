@@ -6,6 +6,7 @@ of all agents lie in one table, it carries its agent's name before it: ``east/de
 """
 
 import re
+from collections.abc import Iterable
 from typing import Final
 
 from jm_core.errors import InvalidNameError
@@ -25,6 +26,11 @@ def parse_agent(text: str) -> str:
     if not _is_agent(text):
         raise InvalidNameError("agent", text, AGENT_PATTERN)
     return text
+
+
+def first_of(agents: Iterable[str]) -> str:
+    """Who does what is done once for all of them: ``main``, or else the first by name."""
+    return min(agents, key=lambda agent: (agent != MAIN, agent))
 
 
 def prefix_of(agent: str) -> str:

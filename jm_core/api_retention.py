@@ -31,6 +31,7 @@ class RetentionView(Struct, omit_defaults=True):
     chunk: int = 0  # where in table `job` it is, of `chunks`
     chunks: int = 0
     problem: str | None = None  # why the last step failed, if it did
+    agent: str | None = None  # whose leader does it, where it is another one's
 
 
 class RetentionCountRequest(Struct):

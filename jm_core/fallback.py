@@ -16,6 +16,7 @@ ASKED_S: Final = 15.0  # for so long a worker that was asked is asked again, and
 NOBODY_LIVES: Final = "no worker is alive"
 NOBODY_KNOWS: Final = "no live worker knows the handler"
 NOBODY_TAKES: Final = "the workers that know the handler take no new jobs now"
+NOBODY_HERE: Final = "only workers of an agent that is away know the handler"
 NOBODY_SERVES: Final = "no worker serves this lane and priority"
 _RUNS_JOBS: Final = {WorkerMode.EXECUTION, WorkerMode.FULL}
 
@@ -44,12 +45,25 @@ class Picture(Struct, frozen=True):
     def fallbacks(self) -> list[BucketRecord]:
         return [bucket for bucket in self.buckets if bucket.kind == BucketKind.FALLBACK]
 
+    def knows(self, handler: str) -> bool:
+        return any(handler in worker.handlers for worker in self.workers.values())
+
     def is_served(self, kind: Kind) -> bool:
         """A proper bucket takes every handler's jobs (one that nobody knows is quarantined there, in sight)."""
         return kind.route in self.proper_routes() or any(
             serves(bucket, kind.route) and kind.handler in self.workers[bucket.worker].handlers
             for bucket in self.fallbacks()
         )
+
+
+class Neighbour(Struct, frozen=True):
+    """Another agent whose leader lives: what its workers serve by proper buckets, and which handlers they know."""
+
+    routes: frozenset[Route]
+    handlers: frozenset[str]
+
+    def runs(self, kind: Kind) -> bool:
+        return kind.route in self.routes and kind.handler in self.handlers
 
 
 class Order(Struct, frozen=True):
@@ -143,12 +157,45 @@ def load(worker: WorkerRecord) -> float:
     return (worker.running + worker.held) / max(worker.slots, 1)
 
 
-def retired(picture: Picture, off: Collection[int] = (), elsewhere: Collection[Route] = ()) -> list[BucketRecord]:
-    """Fallback buckets whose time is over: a proper one is there, here or at another agent, or their priority was
-    switched off.
+def retired(picture: Picture, off: Collection[int] = (), neighbours: Collection[Neighbour] = ()) -> list[BucketRecord]:
+    """Fallback buckets whose time is over: a proper one is there, here or at other agents that know all that it could
+    run, or their priority was switched off.
     """
-    proper = picture.proper_routes() | set(elsewhere)
-    return [b for b in picture.fallbacks() if (b.lane, b.serves_priority) in proper or b.serves_priority in off]
+    proper = picture.proper_routes()
+    return [
+        bucket
+        for bucket in picture.fallbacks()
+        if (bucket.lane, bucket.serves_priority) in proper
+        or bucket.serves_priority in off
+        or _is_outdone(bucket, picture, neighbours)
+    ]
+
+
+def _is_outdone(bucket: BucketRecord, picture: Picture, neighbours: Collection[Neighbour]) -> bool:
+    known = [other.handlers for other in neighbours if (bucket.lane, bucket.serves_priority) in other.routes]
+    mine = picture.workers[bucket.worker].handlers
+    return bool(known) and frozenset[str]().union(*known).issuperset(mine)
+
+
+def left_to_others(kind: Kind, picture: Picture, neighbours: Collection[Neighbour]) -> bool:
+    """Whether other agents see to it. What our workers know is ours, unless another one both serves and knows it: one
+    that only serves its lane and priority leaves it lying, because ours know it.
+    """
+    if picture.knows(kind.handler):
+        return any(other.runs(kind) for other in neighbours)
+    return any(kind.route in other.routes or kind.handler in other.handlers for other in neighbours)
+
+
+def waits_for_away(
+    kind: Kind, picture: Picture, neighbours: Collection[Neighbour], remembered: Collection[str]
+) -> bool:
+    """Whether it waits for an agent that is away: nobody else takes what only that one's workers know.
+
+    Args:
+        remembered: handlers of other agents, those away included.
+    """
+    known = picture.knows(kind.handler) or any(kind.handler in other.handlers for other in neighbours)
+    return not known and kind.handler in remembered
 
 
 def has_candidate(kind: Kind, picture: Picture) -> bool:
@@ -159,6 +206,6 @@ def why(kind: Kind, picture: Picture) -> str:
     """For people."""
     if not picture.workers:
         return NOBODY_LIVES
-    if not any(kind.handler in worker.handlers for worker in picture.workers.values()):
+    if not picture.knows(kind.handler):
         return NOBODY_KNOWS
     return NOBODY_SERVES if has_candidate(kind, picture) else NOBODY_TAKES

@@ -21,6 +21,7 @@ KINDS: Final = (*JOB_KINDS, *SIDE_KINDS)
 NEVER: Final = "never"
 DEFAULT: Final = "30d"
 ACTIONS_DEFAULT_S: Final = 365 * 86_400.0
+JOB_KEEP_S_MIN: Final = 60.0  # a message that was handled comes again for so long; then its job must still be known
 KEEP_S_MAX: Final = 100 * 366 * 86_400.0
 EXAMPLE: Final = "30d succeeded=7d failed=never"
 
@@ -76,7 +77,13 @@ def parse_retention(text: str) -> Retention:
             keep_s[kind] = _seconds(amount, word)
     for_all = general[0] if general else limits.RETENTION_S
     left_out = dict.fromkeys(KINDS, for_all) | {"actions": ACTIONS_DEFAULT_S}
-    return Retention(left_out | keep_s)
+    found = left_out | keep_s
+    for kind in JOB_KINDS:
+        kept_s = found[kind]
+        if kept_s is not None and kept_s < JOB_KEEP_S_MIN:
+            said = f"{kind} jobs would be kept for {kept_s:g} s only"
+            raise _wrong(text, f"{said}, and a message that comes twice within {JOB_KEEP_S_MIN:g} s would run twice")
+    return Retention(found)
 
 
 def _seconds(text: str, word: str) -> float | None:

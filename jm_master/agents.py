@@ -19,6 +19,7 @@ from jm_core import wire
 from jm_core.agent_names import parse_agent, prefix_of
 from jm_core.cluster import AgentView
 from jm_core.errors import JmError
+from jm_core.fallback import Neighbour
 from jm_core.wire import HandlerDefaults
 from jm_master.agent_store import key_of
 from jm_master.leadership import take_term
@@ -80,19 +81,20 @@ class Agents:
         await self._say()
         sql, agent = self._sql["load_other_agents"], self._database.agent
         rows = await self._database.ride_out(lambda: self._database.fetch(sql, agent, LIVE_S))
-        routes: set[tuple[str, int]] = set()
+        live: dict[str, Neighbour] = {}
         handlers: dict[str, HandlerDefaults] = {}
         for row in rows:
             try:
                 serves = _decode(row["serves"])
             except msgspec.DecodeError as error:  # of another version
                 log.debug("what another agent serves cannot be read", extra={"problem": str(error)})
-                continue
+                serves = Serves([], {})
             # Handlers are remembered: while their agent is away their jobs wait for it, rather than be quarantined.
             handlers |= serves.handlers
             if row["is_live"]:
-                routes |= set(serves.routes)
-        self._view.set_elsewhere(Elsewhere(frozenset(routes), handlers, is_there=bool(rows)))
+                live[row["agent"]] = Neighbour(frozenset(serves.routes), frozenset(serves.handlers))
+        away = frozenset(row["agent"] for row in rows if not row["is_live"])
+        self._view.set_elsewhere(Elsewhere(handlers, live, away))
 
     async def _say(self) -> None:
         serves = wire.encode(Serves(sorted(self._view.proper_routes()), self._view.known_handlers()))
@@ -144,11 +146,13 @@ class Agents:
         jobs = await self._put_back(term, agent)
         gone = f"given-up-{uuid.uuid4().hex}"
         text = f"gave up agent {agent}, {jobs} jobs put back. {reason}".strip()
-        await self._database.ride_out(
+        done = await self._database.ride_out(
             lambda: self._database.fetch(
-                self._sql["forget_agent"], agent, prefix_of(agent), key_of(agent), gone, by, text
+                self._sql["forget_agent"], agent, prefix_of(agent), key_of(agent), gone, by, text, term
             )
         )
+        if not done:
+            raise LostTermError(term)
         log.warning("agent given up", extra={"agent": agent, "by": by, "jobs_put_back": jobs})
         return jobs
 

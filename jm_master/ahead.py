@@ -65,8 +65,10 @@ class Ahead:
         return [job.id for part in waiting for job in part.group.jobs[part.lo : part.hi] if job.id in self.ids]
 
     async def load(self) -> None:
+        """What any agent's leader was asked; at the start of a term, and now and then where there are others."""
+        before = frozenset(self.ids)
         rows = await self._database.fetch(self._sql["load_ahead"], IDS_MAX)
-        self.ids = {row["id"] for row in rows}
+        self.ids = {row["id"] for row in rows} | (self.ids - before)
 
     async def remember(
         self, connection: Connection, ids: Sequence[str], *, action_id: str, by: str, reason: str

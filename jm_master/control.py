@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 OPEN_MAX: Final = 20  # actions in bulk that take turns
 IDLE_S: Final = 60.0
 AHEAD_LOOK_S: Final = 0.5  # at first, and then twice as long each time
+OTHERS_LOOK_S: Final = 2.0  # what other agents' leaders remember is known here so late at most
 BATCH_GAP_S: Final = 0.01  # what writes and records jobs comes first
 KEY_TRIES: Final = 3
 CONTENTION_TRIES: Final = 5
@@ -57,7 +58,9 @@ class Control:
         ledger: Ledger,
         view: RegistryView,
         assign: Wake,
+        others: Callable[[], bool] = lambda: False,
     ) -> None:
+        """Args: others: whether other agents have a leader, which may be asked for cancels of jobs that come to us."""
         self.store = store
         self._database = database
         self._canceller = canceller
@@ -68,6 +71,8 @@ class Control:
         self._assign = assign
         self._wake = Wake()
         self._ahead_look_s = AHEAD_LOOK_S
+        self._others = others
+        self._asked_others_s = -float("inf")
 
     # Named jobs.
 
@@ -135,7 +140,7 @@ class Control:
     def _say_what_cannot_be_forced(self, done: Applied) -> None:
         handlers = {job.id: job.handler for job in done.cancelled if job.became is JobStatus.PROCESSING}
         for verdict in done.verdicts:
-            known = self._view.handlers.get(handlers.get(verdict.id, ""))
+            known = self._view.all_handlers.get(handlers.get(verdict.id, ""))
             if known is not None and known.executor == "thread":
                 verdict.note = THREAD_NOTE
 
@@ -158,10 +163,14 @@ class Control:
             for order in orders:
                 await self._step(order)
                 await anyio.sleep(BATCH_GAP_S)
+            if self._others() and time.monotonic() - self._asked_others_s >= OTHERS_LOOK_S:
+                await self._database.ride_out(self._ahead.load)
+                self._asked_others_s = time.monotonic()
             if self._ahead.ids:
                 await self._cancel_who_came()
             if not orders:
-                await self._wake.wait(self._ahead_look_s if self._ahead.ids else IDLE_S)
+                pause_s = self._ahead_look_s if self._ahead.ids else IDLE_S
+                await self._wake.wait(min(pause_s, OTHERS_LOOK_S) if self._others() else pause_s)
                 self._ahead_look_s = min(2 * self._ahead_look_s, IDLE_S)
 
     async def _cancel_who_came(self) -> None:

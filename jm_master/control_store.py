@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import anyio
 import msgspec
 from msgspec import Struct, field
 
+from jm_core.agent_names import agent_of
 from jm_core.api_control import ActionView, AuditList, Change, JobVerdict, Refusal
 from jm_core.control import MATCHED_MAX, Action, refusal
 from jm_core.control_checks import priority_number, statuses_of
 from jm_core.model import JobStatus
+from jm_master.agents import LIVE_S
 from jm_master.cancel_store import Found
 from jm_master.queries import named
 from jm_master.terms import LostTermError
@@ -31,6 +34,7 @@ PAGE_MAX: Final = 500
 UNKNOWN: Final = "unknown"
 CANCEL_SENT: Final = "cancel requested; it ends as soon as its handler does"
 NOT_BACK: Final = "it lies with its worker, which has started it or does not answer; ask again"
+NOT_OURS: Final = "it lies in a bucket of agent"
 AHEAD: Final = "not on the master; should it still be queued, it will be saved as cancelled"
 _json = msgspec.json.Encoder().encode
 
@@ -69,6 +73,14 @@ class Started(Struct, frozen=True):
     started: bool
 
 
+class _NotStartedError(Exception):
+    """Rolls back what was picked, so that it leaves no targets."""
+
+    def __init__(self, matched: int) -> None:
+        super().__init__()
+        self.matched = matched
+
+
 class ControlStore:
     """Every writing method raises LostTermError and the errors of ``pg_errors``; then nothing was written (or, with
     StoreUnavailableError, nobody knows: doing it again under the same action id is safe).
@@ -80,6 +92,7 @@ class ControlStore:
         self._cancels = cancels
         self._ahead = ahead
         self._sql = named("control", database.schema)
+        self._picking = anyio.Semaphore(1)  # a filter may take long: what is asked by ids must not wait for it
 
     # Changing.
 
@@ -192,8 +205,13 @@ class ControlStore:
             for row in rows
             if row["changed"] and row["was"] == JobStatus.IN_BUCKET
         ]
-        verdicts = [_verdict(order.action, row, NOT_BACK) for row in rows]
+        verdicts = [_verdict(order.action, row, self._not_back(row["bucket_id"])) for row in rows]
         return Applied(verdicts, recalled=recalled, waiting=any(verdict.changed for verdict in verdicts))
+
+    def _not_back(self, bucket: str | None) -> str:
+        """Why a job that lies in a bucket was left there. Only its own agent's leader reaches its worker."""
+        agent = self._database.agent if bucket is None else agent_of(bucket)
+        return NOT_BACK if agent == self._database.agent else f"{NOT_OURS} {agent!r}: ask a coordinator of that agent"
 
     async def _fetch(self, connection: Connection, name: str, *args: Any) -> list[asyncpg.Record]:
         rows = await connection.fetch(self._sql[name], self._term, *args)
@@ -205,12 +223,28 @@ class ControlStore:
 
     async def count(self, action: Action, wanted: JobFilter | None) -> dict[str, int]:
         """How many jobs match by now, by state."""
-        rows = await self._database.fetch(self._sql["count_jobs_like"], *_like(action, wanted))
+        async with self._picking:
+            rows = await self._database.fetch(self._sql["count_jobs_like"], *_like(action, wanted))
         return {JobStatus(row["status"]).label: row["jobs"] for row in rows}
 
     async def start(self, request: ControlRequest, order: Order) -> Started:
         """Pick the targets of an action in bulk, and write its row."""
-        row = await self._database.fetchrow(
+        async with self._picking, self._database.connection() as connection:
+            try:
+                async with connection.transaction():
+                    return Started(await self._start(connection, request, order), started=True)
+            except _NotStartedError as refused:
+                return Started(refused.matched, started=False)
+
+    async def _start(self, connection: Connection, request: ControlRequest, order: Order) -> int:
+        """How many jobs it is about."""
+        if await connection.fetchval(self._sql["is_there"], order.action_id):
+            raise _NotStartedError(0)
+        like = _like(order.action, request.filter)
+        jobs = await connection.fetchval(self._sql["pick_targets"], order.action_id, *like, MATCHED_MAX + 1)
+        if jobs > MATCHED_MAX or request.expect not in (None, jobs):
+            raise _NotStartedError(jobs)
+        row = await connection.fetchrow(
             self._sql["start_action"],
             self._term,
             order.action_id,
@@ -219,18 +253,21 @@ class ControlStore:
             order.reason,
             _text({"filter": request.filter} if request.filter is not None else {"all": True}),
             _text(order.change),
-            request.expect,
-            MATCHED_MAX,
-            *_like(order.action, request.filter),
+            jobs,
+            self._database.agent,
         )
         assert row is not None
         if not row["terms"]:
             raise LostTermError(self._term)
-        return Started(row["jobs"], bool(row["started"]))
+        if not row["started"]:
+            raise _NotStartedError(jobs)
+        return int(jobs)
 
     async def open_orders(self, count_max: int) -> list[Order]:
-        """Actions in bulk that are not finished, the oldest first."""
-        rows = await self._database.fetch(self._sql["open_actions"], count_max)
+        """Actions in bulk that are not finished, the oldest first: our agent's, and those of agents that are gone."""
+        agent = self._database.agent
+        await self._database.fetch(self._sql["take_over_actions"], self._term, agent, LIVE_S)
+        rows = await self._database.fetch(self._sql["open_actions"], count_max, agent)
         return [
             Order(
                 row["action_id"],

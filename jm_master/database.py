@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import anyio
@@ -17,7 +18,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from jm_master.config import PostgresConfig
 
@@ -28,6 +29,22 @@ if TYPE_CHECKING:
 _PLANNER: Final = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off"}
 APPLICATION_NAME: Final = "jobmaster"
 CLOSE_S: Final = 2.0  # for what is under way; whoever leads next does it again
+GUESTS_MAX: Final = 2  # connections at once for all that people ask
+_guests: ContextVar[anyio.Semaphore | None] = ContextVar("guests", default=None)
+
+
+@contextmanager
+def as_guest(limiter: anyio.Semaphore) -> Iterator[None]:
+    """Whatever this task asks of a database waits for a turn of the limiter first, and has it for as long as it has the
+    connection. Of who asks, not of the store that is asked: duties of the leader use the same ones, unbounded.
+
+    Bound the time outside: the limiter's own wait has no end.
+    """
+    token = _guests.set(limiter)
+    try:
+        yield
+    finally:
+        _guests.reset(token)
 
 
 class SessionlessConnection(asyncpg.Connection):
@@ -76,6 +93,11 @@ class Database:
         if scope.cancelled_caught:
             pool.terminate()
 
+    @property
+    def guests_max(self) -> int:
+        """How many connections people's questions may take: those that write and record jobs must not wait for them."""
+        return max(1, min(GUESTS_MAX, self.config.connections_max - 1))
+
     def stored(self, bucket: str) -> str:
         """One of our buckets, as it is named in Postgres."""
         return self.prefix + bucket
@@ -101,7 +123,10 @@ class Database:
         """A connection of our own; errors of what is done with it come out translated."""
         assert self._pool is not None, "not opened"
         try:
-            async with self._pool.acquire(timeout=self.config.connect_timeout_s) as connection:
+            async with (
+                _guests.get() or nullcontext(),
+                self._pool.acquire(timeout=self.config.connect_timeout_s) as connection,
+            ):
                 yield connection  # type: ignore[misc]
         except Exception as error:
             if fault_of(error) is Fault.AWAY:

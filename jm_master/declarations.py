@@ -91,7 +91,8 @@ class Declarations:
 
     async def look_once(self, *, now_s: float) -> None:
         """One pass: costs nothing but memory unless something new is declared, or it is time to write down what is."""
-        if not self._watch.may_judge(now_s=time.monotonic()):
+        if not self._watch.may_judge(now_s=time.monotonic()) or self._view.elsewhere.away:
+            # Who could not look has not seen that nobody declares it; an agent that is away has looked for nobody.
             self._watched_since_s = now_s
         await self._ask_for_unknown()
         declared = self._declared()
@@ -195,7 +196,7 @@ class Declarations:
         spec = declared.get((name, digest)) or await self._store.spec(name, digest)
         if spec is None:
             raise InvalidScheduleError("name", f"the declaration of {name!r} is gone", remedy="wait for a worker")
-        defaults: HandlerDefaults | None = self._view.handlers.get(spec.handler)
+        defaults: HandlerDefaults | None = self._view.all_handlers.get(spec.handler)
         check_declaration(spec, now=now, zone=self._zone, defaults=defaults)
         return spec
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
@@ -9,8 +10,10 @@ import anyio
 
 from jm_core import api, limits
 from jm_core.errors import InvalidJobError
+from jm_core.ids import is_canonical_id
 from jm_core.model import STATUS_BY_LABEL
 from jm_master.api_errors import decoded
+from jm_master.pg_errors import StoreContentionError, StoreUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -20,9 +23,11 @@ if TYPE_CHECKING:
     from jm_master.job_store import JobStore
     from jm_master.waiters import ResultWaiters
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 WAIT_MAX_S: Final = 60.0
 OTHERS_POLL_S: Final = 1.0
+POLL_JOBS: Final = 5_000  # of one look
 REPLY_BYTES_MAX: Final = limits.MESSAGE_BYTES_MAX  # of results in one reply; what is left comes with the next
 
 
@@ -50,6 +55,23 @@ class EndsService:
             api.OP_JOB_RESULTS: self._results,
             api.OP_JOB_PROGRESS: self._progress,
         }
+
+    async def run(self) -> None:
+        """Until cancelled: notice what ends at other agents, by one look for all who wait."""
+        while True:
+            await anyio.sleep(OTHERS_POLL_S)
+            if self._others():
+                await self._notice()
+
+    async def _notice(self) -> None:
+        ids = [job_id for job_id in self._waiters.awaited() if is_canonical_id(job_id)]
+        for start in range(0, len(ids), POLL_JOBS):
+            some = ids[start : start + POLL_JOBS]
+            try:
+                self._waiters.ended(await self._store.which_ended(some))
+            except (StoreUnavailableError, StoreContentionError) as error:
+                log.debug("ends elsewhere are looked for again", extra={"problem": str(error)})
+                return
 
     async def _result(self, data: bytes) -> Struct:
         """Reply at the job's end, or after ``wait_s`` with its state of the moment."""
@@ -82,16 +104,26 @@ class EndsService:
         while True:
             with self._waiters.watching(request.id.lower()) as news:
                 reply = await self._read(lambda: self._store.progress(request.id))
-                if reply != request.seen or _has_ended(reply.status) or not await self._wait(news, until_s):
+                if reply != request.seen or _has_ended(reply.status) or not await self._wait_for_news(news, until_s):
                     return reply
 
-    async def _wait(self, event: anyio.Event, until_s: float) -> bool:
+    @staticmethod
+    async def _wait(event: anyio.Event, until_s: float) -> bool:
         """False when the time was over before."""
         left_s = until_s - time.monotonic()
         if left_s <= 0:
             return False
-        with anyio.move_on_after(min(left_s, OTHERS_POLL_S) if self._others() else left_s):
+        with anyio.move_on_after(left_s):
             await event.wait()
+        return True
+
+    async def _wait_for_news(self, event: anyio.Event, until_s: float) -> bool:
+        """As ``_wait``, and back every second where it may be elsewhere that there is news."""
+        if time.monotonic() >= until_s:
+            return False
+        while await self._wait(event, min(until_s, time.monotonic() + OTHERS_POLL_S)):
+            if event.is_set() or self._others() or time.monotonic() >= until_s:
+                break
         return True
 
 

@@ -19,8 +19,6 @@ from jm_core.model import Priority
 from jm_nats import telemetry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from jm_core.fallback import Picture, Route
     from jm_core.wire import BucketRecord
     from jm_master.database import Database
@@ -80,31 +78,33 @@ class FallbackDuty:
 
     async def look_once(self, *, now_s: float) -> None:
         """One pass. Postgres being away holds it up: nothing can be assigned then anyway."""
-        due_s = await self._due_kinds()
+        waiting_s = await self._due_kinds()
         if not self._watch.may_judge(now_s=time.monotonic()) or not self._view.cluster.starts:
             # That nobody was seen while we could not see says nothing about who serves what; and where nothing is to
             # start, nobody needs to serve it.
             self._since_s, self._unserved = {}, []
             return
-        picture = self._view.picture()
+        picture, elsewhere = self._view.picture(), self._view.elsewhere
+        others = elsewhere.neighbours
+        due_s = {kind: s for kind, s in waiting_s.items() if not rules.left_to_others(kind, picture, others)}
+        away = sorted(kind for kind in waiting_s if rules.waits_for_away(kind, picture, others, elsewhere.handlers))
         known = self._view.buckets.values()
         self._since_s = rules.without_proper(self._since_s, due_s, picture, known, now_s=now_s)
-        kinds = rules.unserved(due_s, picture)
-        self._publish(kinds, due_s, picture)
+        kinds = [kind for kind in rules.unserved(due_s, picture) if kind not in away]
+        reasons = {kind: rules.why(kind, picture) for kind in kinds} | dict.fromkeys(away, rules.NOBODY_HERE)
+        self._publish(reasons, waiting_s)
         self._complain(kinds, picture, now_s)
         for order in self._orders(kinds, picture, now_s):
             await self._open(order, now_s)
-        for bucket in rules.retired(picture, self._view.cluster.off, self._view.elsewhere.routes):
+        for bucket in rules.retired(picture, self._view.cluster.off, others):
             await self._retire(bucket)
 
     async def _due_kinds(self) -> dict[Kind, float]:
-        """By kind, for how long its first job has been due. A disabled priority's are others'
-        (``served_as``), and what another agent serves is no concern of ours.
-        """
+        """By kind, for how long its first job has been due. A disabled priority's are others' (``served_as``)."""
         due_s: dict[Kind, float] = {}
         for w in await self._database.ride_out(self._store.waiting):
             kind = Kind(w.lane, self._view.served_as(w.priority), w.handler)
-            if w.due_in_s <= 0 and kind.route not in self._view.elsewhere.routes:
+            if w.due_in_s <= 0:
                 due_s[kind] = max(due_s.get(kind, 0.0), -w.due_in_s)
         return due_s
 
@@ -137,7 +137,7 @@ class FallbackDuty:
 
     # What people see.
 
-    def _publish(self, kinds: Iterable[Kind], due_s: dict[Kind, float], picture: Picture) -> None:
+    def _publish(self, reasons: dict[Kind, str], due_s: dict[Kind, float]) -> None:
         wall_s = time.time()
         self._unserved = [
             UnservedKind(
@@ -145,9 +145,9 @@ class FallbackDuty:
                 Priority(kind.priority).label,
                 kind.handler,
                 datetime.fromtimestamp(wall_s - due_s[kind], UTC),
-                rules.why(kind, picture),
+                reason,
             )
-            for kind in kinds
+            for kind, reason in sorted(reasons.items())
         ]
         telemetry.kinds_unserved(len(self._unserved))
 

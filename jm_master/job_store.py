@@ -79,6 +79,10 @@ class JobStore:
         rows = await self._database.fetch(self._sql["get_ended"], [parse_job_id(one) for one in job_ids], bytes_max)
         return ResultsReply([_result(row) for row in rows])
 
+    async def which_ended(self, job_ids: Sequence[str]) -> list[str]:
+        """Of these canonical ids."""
+        return [row["id"] for row in await self._database.fetch(self._sql["which_ended"], job_ids)]
+
     async def progress(self, job_id: str) -> ProgressReply:
         row = await self._database.fetchrow(self._sql["get_progress"], parse_job_id(job_id))
         return ProgressReply(job_id, UNKNOWN) if row is None else _progress(row)

@@ -27,7 +27,7 @@ from jm_nats import telemetry
 from jm_nats.crashpoints import reach
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import asyncpg
 
@@ -53,7 +53,8 @@ GAP_S: Final = 0.05  # between passes: what falls due meanwhile goes along in on
 class Handlers(Protocol):
     """The part of ``RegistryView`` that is needed here."""
 
-    handlers: dict[str, HandlerDefaults]
+    @property
+    def all_handlers(self) -> Mapping[str, HandlerDefaults]: ...
 
 
 class Planner:
@@ -149,7 +150,7 @@ class Planner:
         id_of = partial(occurrence_id, self._cluster, row["schedule_id"], row["generation"])
         recurrence = recurrence_of(spec, row["created_at"], self._zone)
         plan = decide(rules_of(spec), progress_of(row), recurrence, now=row["now"], reach=reach_, id_of=id_of)
-        job = job_of(spec, self._view.handlers, ClusterDefaults())
+        job = job_of(spec, self._view.all_handlers, ClusterDefaults())
         ids = [id_of(instant) for instant in plan.instants]
         due = [due_at(instant, job_id, spec.jitter_s) for instant, job_id in zip(plan.instants, ids, strict=True)]
         return Planned(spec.name, row["plan_no"], row["generation"], plan, job, ids, due)

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from jm_core import wire
 from jm_core.cluster import DEFAULT, ClusterSettings, served_as
-from jm_core.fallback import Picture
+from jm_core.fallback import Neighbour, Picture
 from jm_core.model import BucketKind, BucketStatus, Priority
 from jm_core.wire import HandlerDefaults
 
@@ -32,9 +32,13 @@ GONE_MAX: Final = 2_000  # removed buckets whose last revision is kept, against 
 class Elsewhere(Struct, frozen=True):
     """What other agents' workers do. ``handlers`` are remembered while their agent is away."""
 
-    routes: frozenset[tuple[str, int]] = frozenset()
     handlers: Mapping[str, HandlerDefaults] = {}
-    is_there: bool = False  # whether there is any other agent
+    live: Mapping[str, Neighbour] = {}  # by agent
+    away: frozenset[str] = frozenset()  # agents whose leader has not been heard of lately
+
+    @property
+    def neighbours(self) -> Collection[Neighbour]:
+        return self.live.values()
 
 
 class RegistryView:

@@ -1,4 +1,4 @@
-"""Removes what has ended long enough ago. A duty of the leader: one node at a time, in small steps with rests."""
+"""Removes what has ended long enough ago. A duty of one leader at a time, in small steps with rests."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from jm_nats import telemetry
 from jm_nats.crashpoints import reach
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from jm_core.retention import Retention
     from jm_master.retention_store import RetentionStore, SweepRow
 
@@ -27,6 +29,7 @@ log = logging.getLogger(__name__)
 TIDY_S: Final = 600.0  # between two looks at the other tables
 RESIZE_S: Final = 60.0  # between two looks at how large the table is
 SAVE_S: Final = 5.0  # the position is kept so often, for the next leader
+STAND_BY_S: Final = 1.0  # between two looks whether another agent's leader still does it
 TROUBLE_S: Final = 60.0  # after a step that failed
 COUNT_S: Final = 0.5  # of one answer to a dry run
 
@@ -34,9 +37,13 @@ COUNT_S: Final = 0.5  # of one answer to a dry run
 class Retainer:
     """One term's. What it cannot do it says (log, ``jm retention show``) and tries again: nothing of it ends a term."""
 
-    def __init__(self, store: RetentionStore, retention: Retention) -> None:
+    def __init__(
+        self, store: RetentionStore, retention: Retention, *, elsewhere: Callable[[], str | None] = lambda: None
+    ) -> None:
+        """Args: elsewhere: the agent whose leader does it instead; None: ours does."""
         self._store = store
         self._retention = retention
+        self._elsewhere = elsewhere
         self._wake = Wake()
         self._sweep: Sweep | None = None
         self._row: SweepRow | None = None
@@ -54,6 +61,10 @@ class Retainer:
             LostTermError: somebody else leads.
         """
         while True:
+            if self._elsewhere() is not None:
+                self._stand_by()
+                await anyio.sleep(STAND_BY_S)
+                continue
             began_s = time.monotonic()
             try:
                 pause_s = await self.step_once()
@@ -95,6 +106,11 @@ class Retainer:
         self._passing = True
         return await self._visit(self._sweep, chunk)
 
+    def _stand_by(self) -> None:
+        """Where to go on is read again, once it is our turn."""
+        self._row = self._sweep = self._problem = self._looked_at = None
+        self._asked = False
+
     def begin_pass(self) -> None:
         """Look at everything now, whenever it would be due."""
         self._asked = True
@@ -112,6 +128,7 @@ class Retainer:
             chunk=position,
             chunks=chunks,
             problem=self._problem,
+            agent=self._elsewhere(),
         )
 
     async def count(self, chunk: int) -> RetentionCount:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jm_core import api_retention as api
-from jm_master.api_errors import decoded
+from jm_master.api_errors import RefusedError, decoded
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -32,6 +32,8 @@ class RetentionService:
     async def _run(self, _: bytes) -> Struct:
         """The state before the pass: it is over when ``passes`` has grown."""
         view = await self._retainer.view()
+        if view.agent is not None:
+            raise RefusedError("refused", f"agent {view.agent!r} sees to retention; ask one of its coordinators")
         self._retainer.begin_pass()
         return view
 

@@ -234,12 +234,12 @@ class ScheduleService:
     def _job(self, spec: ScheduleSpec, request: api.RunNow, job_id: str) -> NewJob:
         if request.args is not None:
             check_args(bytes(request.args))
-        job = job_of(spec, self._view.handlers, ClusterDefaults(), request.args)
+        job = job_of(spec, self._view.all_handlers, ClusterDefaults(), request.args)
         job.id = parse_job_id(job_id)
         return job
 
     def _check(self, spec: ScheduleSpec, now: Any) -> None:
-        handlers: Mapping[str, HandlerDefaults] = self._view.handlers
+        handlers: Mapping[str, HandlerDefaults] = self._view.all_handlers
         check_spec(spec, now=now, cluster_zone=self._zone, handlers=handlers, known=handlers.keys())
 
     # Views.

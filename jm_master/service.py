@@ -15,6 +15,7 @@ import nats.errors
 from jm_core import api, wire
 from jm_core.errors import InvalidJobError, InvalidNameError, InvalidScheduleError, InvalidSettingError
 from jm_master.api_errors import RefusedError, decoded
+from jm_master.database import GUESTS_MAX, as_guest
 from jm_master.ends_service import EndsService
 from jm_master.pg_errors import RowRefusedError, StoreContentionError, StoreUnavailableError
 from jm_master.terms import LostTermError
@@ -40,8 +41,9 @@ RequestT = TypeVar("RequestT")
 
 QUEUE: Final = "jm-api"
 REQUESTS_MAX: Final = 10_000  # waiting at once; each is a few hundred bytes and no connection
-READS_MAX: Final = 2  # of the pool's connections at once: reads must not hold up the writer
 READ_TIMEOUT_S: Final = 5.0
+OPERATION_TIMEOUT_S: Final = 40.0  # of the further ones, as far as they do not bound themselves
+UNBOUNDED: Final = {api.OP_AGENT_GIVE_UP}  # in small steps, and not half done
 REPLY_MARGIN_BYTES: Final = 1024
 
 
@@ -53,6 +55,7 @@ class Service:
         archived: why nothing may be changed, or None where it may.
         waits: why a job has not started.
         others: whether there are other agents, whose recorders tell us of no end.
+        guests_max: connections that all requests together may have at once.
     """
 
     def __init__(
@@ -67,17 +70,19 @@ class Service:
         archived: Callable[[], str | None] = lambda: None,
         waits: Callable[[api.JobView], str | None] = lambda _: None,
         others: Callable[[], bool] = lambda: False,
+        guests_max: int = GUESTS_MAX,
     ) -> None:
         self._link = link
         self._names = names
         self._store = store
         self._unserved_now = unserved
-        self._reads = anyio.Semaphore(READS_MAX)
+        self._guests = anyio.Semaphore(guests_max)
         self._open = 0
         self._archived = archived
         self._waits = waits
+        self._ends = EndsService(store, waiters, self._read, others=others)
         self._operations: dict[str, Operation] = {
-            **(operations or {}),
+            **{name: _bounded(name, work) for name, work in (operations or {}).items()},
             api.OP_JOB_GET: self._job,
             api.OP_JOB_LIST: self._jobs,
             api.OP_JOB_ATTEMPTS: self._attempts,
@@ -85,7 +90,7 @@ class Service:
             api.OP_REJECTED_LIST: self._rejected,
             api.OP_REJECTED_GET: self._rejected_one,
             api.OP_UNSERVED: self._unserved,
-            **EndsService(store, waiters, self._read, others=others).operations(),
+            **self._ends.operations(),
         }
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -98,6 +103,7 @@ class Service:
             subscription = await self._link.nc.subscribe(self._names.api_any, queue=QUEUE, cb=on_request)
             try:
                 await self._link.round_trip()
+                tasks.start_soon(self._ends.run)
                 task_status.started()
                 await anyio.sleep_forever()
             finally:
@@ -114,7 +120,8 @@ class Service:
 
     async def _reply(self, message: Msg) -> None:
         try:
-            reply = await self._answer(message)
+            with as_guest(self._guests):
+                reply = await self._answer(message)
         except Exception as error:  # noqa: BLE001 - the edge of the service: whatever it is, it gets an answer
             reply = _encoded_error(error, message.subject)
         finally:
@@ -186,8 +193,15 @@ class Service:
 
     async def _read(self, ask: Callable[[], Awaitable[RequestT]]) -> RequestT:
         with anyio.fail_after(READ_TIMEOUT_S):
-            async with self._reads:
-                return await ask()
+            return await ask()
+
+
+def _bounded(name: str, work: Operation) -> Operation:
+    async def answer(data: bytes) -> Struct:
+        with anyio.fail_after(None if name in UNBOUNDED else OPERATION_TIMEOUT_S):
+            return await work(data)
+
+    return answer
 
 
 def _half(page: Struct) -> Struct | None:
@@ -216,6 +230,6 @@ def _describe(error: Exception) -> tuple[str, str]:
         case StoreUnavailableError() | StoreContentionError() | LostTermError() | AgentError():
             return "unavailable", str(error)
         case TimeoutError():
-            return "timeout", f"Postgres did not answer within {READ_TIMEOUT_S:g} s; narrow the question or ask later"
+            return "timeout", "Postgres did not answer in time; narrow the question or ask later"
         case _:
             return "internal", f"internal error: {type(error).__name__}; the coordinator's log has the details"

@@ -41,6 +41,10 @@ class ResultWaiters:
         if self._for_news:
             _set(self._for_news, set(job_ids))
 
+    def awaited(self) -> list[str]:
+        """Jobs whose end somebody waits for."""
+        return list(self._for_ends)
+
     @property
     def count(self) -> int:
         """Jobs that somebody waits for."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from jm_core.agent_names import first_of
 from jm_core.retention import parse_retention
 from jm_core.static_schedules import Patience
 from jm_master.agents import Agents
@@ -115,8 +116,14 @@ class Wiring:
         )
 
     def others(self) -> bool:
-        """Whether there are other agents, whose leaders tell ours nothing."""
-        return self.view.elsewhere.is_there
+        """Whether other agents have a leader, which tells ours nothing."""
+        return bool(self.view.elsewhere.live)
+
+    def retaining_elsewhere(self) -> str | None:
+        """The agent whose leader removes what is old; None: ours does. One of them, by its own setting."""
+        own = self.database.agent
+        first = first_of([own, *self.view.elsewhere.live])
+        return None if first == own else first
 
     def writer(self, reader: PullReader) -> Writer:
         config = self.config
@@ -235,11 +242,13 @@ class Wiring:
             ledger=self.ledger,
             view=self.view,
             assign=self.assign,
+            others=self.others,
         )
 
     def retainer(self) -> Retainer:
         retention = parse_retention(self.config.retention)
-        return Retainer(RetentionStore(self.database, self.term, retention), retention)
+        store = RetentionStore(self.database, self.term, retention)
+        return Retainer(store, retention, elsewhere=self.retaining_elsewhere)
 
     def service(self, fallback: FallbackDuty, control: Control, retainer: Retainer) -> Service:
         store = JobStore(self.database)
@@ -266,4 +275,5 @@ class Wiring:
             archived=cluster.archived,
             waits=cluster.waits,
             others=self.others,
+            guests_max=self.database.guests_max,
         )

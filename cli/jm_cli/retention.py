@@ -142,6 +142,7 @@ def _print(found: "RetentionView") -> None:
             ("passes", str(found.passes)),
             ("at", f"{found.chunk} of {found.chunks} parts of the table" if found.chunks else ""),
             ("problem", found.problem or ""),
+            ("done by", f"agent {found.agent}" if found.agent else ""),
         ]
     )
     if found.problem:

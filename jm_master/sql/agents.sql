@@ -26,14 +26,21 @@ SELECT l.agent, l.term, l.holder, s.seen_at, coalesce(j.jobs, 0) AS jobs_in_buck
  ORDER BY l.agent;
 
 -- name: forget_agent
-WITH state AS (
-    DELETE FROM jobmaster.agent_state WHERE agent = $1
+-- $7: the term that was taken in its place; somebody who has taken a later one since leads it.
+WITH term AS MATERIALIZED (
+    SELECT FROM jobmaster.leader WHERE term = $7 FOR SHARE
+), state AS (
+    DELETE FROM jobmaster.agent_state WHERE agent = $1 AND EXISTS (SELECT FROM term)
 ), out AS (
-    DELETE FROM jobmaster.outbox WHERE left(bucket_id, strpos(bucket_id, '/')) = $2
+    DELETE FROM jobmaster.outbox WHERE left(bucket_id, strpos(bucket_id, '/')) = $2 AND EXISTS (SELECT FROM term)
+), orders AS (
+    DELETE FROM jobmaster.cancel_order WHERE left(bucket_id, strpos(bucket_id, '/')) = $2 AND EXISTS (SELECT FROM term)
 ), mark AS (
-    INSERT INTO jobmaster.setting (key, value) VALUES ($3, $4)
+    INSERT INTO jobmaster.setting (key, value) SELECT $3, $4 WHERE EXISTS (SELECT FROM term)
     ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now()
 )
 INSERT INTO jobmaster.cluster_change (changed_by, reason, before, after)
 SELECT $5, $6, s.value, s.value
-  FROM (SELECT coalesce((SELECT value FROM jobmaster.setting WHERE key = 'cluster'), '{}')::jsonb AS value) AS s;
+  FROM (SELECT coalesce((SELECT value FROM jobmaster.setting WHERE key = 'cluster'), '{}')::jsonb AS value) AS s
+ WHERE EXISTS (SELECT FROM term)
+RETURNING 1;

@@ -7,7 +7,8 @@ UPDATE jobmaster.job AS j SET unique_until = NULL
 -- name: requeue_jobs
 -- What has ended waits again, as new: with all its attempts, at once or at $3. Its last end goes into `attempt`, where a
 -- clean success and a quarantine have left no row yet. A key that another job holds by now stands in the way; of two
--- of the same key the newer one goes.
+-- of the same key the newer one goes. What was taken back from a schedule's plan is the operator's from now on: a pause
+-- must not take it back a second time.
 WITH term AS MATERIALIZED (
     SELECT FROM jobmaster.leader WHERE term = $1 FOR SHARE
 ), picked AS MATERIALIZED (
@@ -31,6 +32,7 @@ WITH term AS MATERIALIZED (
     UPDATE jobmaster.job AS j
        SET status = 1, bucket_id = NULL, run_at = coalesce($3, now()), args = coalesce($4::text::jsonb, j.args),
            priority = coalesce($5, j.priority), lane = coalesce($6, j.lane),
+           occurrence = CASE WHEN j.attempt > 0 THEN j.occurrence END,
            max_attempts = coalesce($7, j.max_attempts), excused = j.attempt,
            started_at = NULL, finished_at = NULL, worker_id = NULL, result = NULL, error = NULL, progress = NULL,
            progress_note = NULL, cancel_requested_at = NULL, cancelled_by = NULL, cancel_reason = NULL
@@ -94,30 +96,45 @@ ON CONFLICT (action_id) DO UPDATE SET matched = a.matched + excluded.matched, ch
 SELECT job_status AS status, count(*) AS jobs FROM jobmaster.jobs_like($1, $2, $3, $4, $5::text::jsonb, $6, $7, $8, $9, $10)
  GROUP BY 1;
 
+-- name: pick_targets
+-- What an action in bulk is about, picked once. Before `start_action`, in its transaction: this may look at every job, and
+-- must not hold the leader's row meanwhile. $12: one more than may be picked.
+WITH hit AS MATERIALIZED (
+    SELECT job_id FROM jobmaster.jobs_like($2, $3, $4, $5, $6::text::jsonb, $7, $8, $9, $10, $11) LIMIT $12
+), picked AS (
+    INSERT INTO jobmaster.operator_target (action_id, job_id) SELECT $1, job_id FROM hit ON CONFLICT DO NOTHING
+)
+SELECT count(*)::int FROM hit;
+
+-- name: is_there
+SELECT EXISTS (SELECT FROM jobmaster.operator_action WHERE action_id = $1);
+
 -- name: start_action
--- Pick what an action in bulk is about, once, and write its row; neither where there are not as many as expected ($8) or
--- more than $9.
+-- Its row; $8 jobs are picked, and agent $9's leader works it off.
 WITH term AS MATERIALIZED (
     SELECT FROM jobmaster.leader WHERE term = $1 FOR SHARE
-), hit AS MATERIALIZED (
-    SELECT job_id FROM jobmaster.jobs_like($10, $11, $12, $13, $14::text::jsonb, $15, $16, $17, $18, $19)
-     WHERE EXISTS (SELECT FROM term) LIMIT $9 + 1
-), counted AS (
-    SELECT count(*)::int AS jobs FROM hit
 ), act AS (
-    INSERT INTO jobmaster.operator_action (action_id, actor, action, reason, scope, parameters, matched, finished_at)
-    SELECT $2, $3, $4, $5, $6::text::jsonb, $7::text::jsonb, jobs, CASE WHEN jobs = 0 THEN now() END FROM counted
-     WHERE jobs <= $9 AND jobs = coalesce($8, jobs) AND EXISTS (SELECT FROM term)
+    INSERT INTO jobmaster.operator_action (action_id, actor, action, reason, scope, parameters, matched, finished_at, agent)
+    SELECT $2, $3, $4, $5, $6::text::jsonb, $7::text::jsonb, $8::int, CASE WHEN $8 = 0 THEN now() END, $9
+     WHERE EXISTS (SELECT FROM term)
     ON CONFLICT DO NOTHING
     RETURNING action_id
-), picked AS (
-    INSERT INTO jobmaster.operator_target (action_id, job_id) SELECT act.action_id, hit.job_id FROM act CROSS JOIN hit
 )
-SELECT (SELECT count(*) FROM term) AS terms, jobs, (SELECT count(*) FROM act) AS started FROM counted;
+SELECT (SELECT count(*) FROM term) AS terms, (SELECT count(*) FROM act) AS started;
+
+-- name: take_over_actions
+-- Those of agents whose leader has said nothing for $3 seconds. One of the others gets each.
+WITH term AS MATERIALIZED (
+    SELECT FROM jobmaster.leader WHERE term = $1 FOR SHARE
+)
+UPDATE jobmaster.operator_action AS a SET agent = $2
+ WHERE a.finished_at IS NULL AND a.agent IS DISTINCT FROM $2 AND EXISTS (SELECT FROM term)
+   AND NOT EXISTS (SELECT FROM jobmaster.agent_state AS s
+                    WHERE s.agent = a.agent AND s.seen_at > now() - $3::float8 * interval '1 second');
 
 -- name: open_actions
 SELECT action_id::text, actor, action, reason, parameters::text FROM jobmaster.operator_action
- WHERE finished_at IS NULL ORDER BY action_id LIMIT $1;
+ WHERE finished_at IS NULL AND agent = $2 ORDER BY action_id LIMIT $1;
 
 -- name: next_targets
 SELECT job_id::text FROM jobmaster.operator_target WHERE action_id = $1 ORDER BY job_id LIMIT $2;

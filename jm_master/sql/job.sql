@@ -39,6 +39,9 @@ SELECT id::text, status, result, error
  WHERE bytes <= $2 OR place = 1
  ORDER BY finished_at, id;
 
+-- name: which_ended
+SELECT id::text FROM jobmaster.job WHERE id = ANY($1::uuid[]) AND status > 3;
+
 -- name: get_progress
 SELECT id::text, status, attempt, progress::float8 AS fraction, progress_note AS note, error
   FROM jobmaster.job WHERE id = $1;

@@ -15,10 +15,13 @@ from jm_core.errors import InvalidJobError, InvalidNameError
 from jm_core.model import Priority
 from jm_master import agents
 from jm_master.agent_store import AgentStore, AgentStoreChangedError, SharedAgentError
+from jm_master.agents import Agents
 from jm_master.config import PostgresConfig
 from jm_master.database import Database
 from jm_master.dispatch_store import DispatchStore
 from jm_master.leadership import take_term
+from jm_master.registry_view import RegistryView
+from jm_master.terms import LostTermError
 from jm_nats.embedded import NatsServer
 from tests.support.in_process import Shop, working
 from tests.support.master import FAST, coordinating, job, linked
@@ -51,10 +54,10 @@ class Both:
 
 
 @asynccontextmanager
-async def both_leading(nats_server, east_nats, database, cluster_name):
+async def both_leading(nats_server, east_nats, database, cluster_name, **changes):
     async with (
-        coordinating(nats_server.url, database, cluster_name) as main,
-        coordinating(east_nats.url, database, cluster_name, EAST) as east,
+        coordinating(nats_server.url, database, cluster_name, replace(FAST, **changes)) as main,
+        coordinating(east_nats.url, database, cluster_name, replace(EAST, **changes)) as east,
     ):
         yield Both(main, east, Shop(cluster_name, nats_server.url), Shop(cluster_name, east_nats.url))
 
@@ -131,6 +134,47 @@ async def test_a_handler_that_only_another_agent_s_worker_knows_is_not_quarantin
         assert [r.status for r in await bench.submit_and_wait(known)] == ["recorded"]
         await wait_until(lambda: known["id"] in both.shop.ran, what="a job that main can run")
         assert await sql.counts([late["id"]]) == {"on_master": 1}
+
+
+async def test_a_schedule_of_a_handler_that_only_another_agent_knows_is_added_and_runs_there(both, sql):
+    @both.east_shop.app.handler("east_only", lane="far", timeout=7.0)
+    async def east_only() -> None: ...
+
+    view = both.main.registry.view
+    async with working(both.east_shop.app, lanes=("far",)), both.shop.app.client() as client:
+        await wait_until(lambda: "east_only" in view.elsewhere.handlers, what="main's leader told of it")
+        await client.schedules.add("far-off", "east_only", cron="* * * * *")
+        job_id = await client.schedules.run_now("far-off")
+        await client.result(job_id, timeout=20)
+        row = await sql.job(job_id)
+        assert (row["lane"], row["timeout_s"], row["bucket_id"].partition("/")[0]) == ("far", 7.0, "east")
+
+
+async def test_a_lane_of_one_agent_and_a_handler_of_the_other_get_a_stand_in(
+    nats_server, east_nats, database, cluster_name, sql
+):
+    """East serves the lane and leaves the job to main, whose workers know it: main must not leave it to east."""
+    async with both_leading(nats_server, east_nats, database, cluster_name, no_bucket_threshold_s=0.5) as both:
+
+        @both.shop.app.handler("main_only")
+        async def main_only() -> str:
+            return "main"
+
+        @both.east_shop.app.handler("far_too")
+        async def far_too() -> None: ...
+
+        view, far = both.main.registry.view, both.east.registry.view
+        route = ("far", Priority.MEDIUM)
+        async with (
+            working(both.shop.app),
+            working(both.east_shop.app, lanes=("far",)),
+            both.shop.app.client() as client,
+        ):
+            await wait_until(lambda: "main_only" in far.elsewhere.handlers, what="east's leader told of the handler")
+            await wait_until(lambda: route in view.elsewhere.live["east"].routes, what="main's told of the lane")
+            job_id = (await main_only.submit(client, lane="far")).job_id
+            assert await client.result(job_id, timeout=20) == "main"
+            assert (await sql.job(job_id))["bucket_id"] in view.buckets
 
 
 async def test_each_agent_leads_for_itself_and_terms_are_never_the_same(both, nats_server, database, sql):
@@ -294,3 +338,36 @@ async def test_an_agent_that_is_given_up_has_its_jobs_run_by_another(
 
 async def is_gone(sql):
     return await sql.value("SELECT seen_at < now() - interval '1.5 s' FROM agent_state WHERE agent = 'east'")
+
+
+async def test_giving_an_agent_up_leaves_no_orders_and_is_fenced_by_the_term_that_it_took(database, sql, monkeypatch):
+    async with (
+        Database(PostgresConfig(dsn=database)) as main,
+        Database(PostgresConfig(dsn=database), agent="east") as east,
+    ):
+        await take_term(east, "h")
+        await sql.rows(
+            "INSERT INTO agent_state (agent, seen_at, serves) VALUES ('east', now() - interval '1 day', '{}')"
+        )
+        await sql.rows(
+            "INSERT INTO cancel_order (job_id, dispatch, bucket_id, why)"
+            " VALUES (gen_random_uuid(), 1, 'east/b', ''), (gen_random_uuid(), 1, 'b', '')"
+        )
+        asking = Agents(main, RegistryView(), term=await take_term(main, "h"))
+        put_back = asking._put_back
+
+        async def overtaken(term, agent):
+            jobs = await put_back(term, agent)
+            await take_term(east, "east is back")
+            return jobs
+
+        monkeypatch.setattr(asking, "_put_back", overtaken)
+        with pytest.raises(LostTermError):
+            await asking.give_up("east", by="ann", reason="")
+        assert await sql.value("SELECT count(*) FROM agent_state WHERE agent = 'east'") == 1
+        assert await sql.value("SELECT count(*) FROM cancel_order") == 2
+        assert await sql.value("SELECT count(*) FROM cluster_change") == 0
+        monkeypatch.setattr(asking, "_put_back", put_back)
+        assert await asking.give_up("east", by="ann", reason="") == 0
+        assert await sql.value("SELECT count(*) FROM agent_state WHERE agent = 'east'") == 0
+        assert [row["bucket_id"] for row in await sql.rows("SELECT bucket_id FROM cancel_order")] == ["b"]

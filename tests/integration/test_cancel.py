@@ -19,8 +19,9 @@ from jm_master.queries import named
 from jm_master.registry_view import RegistryView
 from jm_master.terms import LostTermError
 from jm_master.waiters import ResultWaiters
+from jm_nats.errors import AgentError
 from jm_nats.pull import PullReader, ack
-from jm_nats.subjects import CTL_CONSUMER
+from jm_nats.subjects import CTL_CONSUMER, Names
 from tests.support.master import coordinating, finished, job, linked, new_id
 from tests.support.sql import Sql
 from tests.support.waiting import wait_until
@@ -251,3 +252,76 @@ async def orders_of(bench, worker, count, timeout_s=20.0):
     async with PullReader(bench.link, stream, CTL_CONSUMER, batch=10, max_bytes=1 << 20) as reader:
         await wait_until(lambda: read(reader), timeout_s, what=f"{count} orders")
     return orders
+
+
+IN_EAST = """
+    INSERT INTO job (id, handler, args, status, priority, lane, bucket_id, run_at, max_attempts, timeout_s, dispatch,
+                     queued_at)
+    VALUES ($1, 'h', '{}', $2, 3, 'default', 'east/b', now(), 3, 60, 1, now())
+"""
+
+
+class Streams:
+    """Takes what is published, as long as it is there."""
+
+    def __init__(self):
+        self.is_there, self.told = True, []
+
+    async def publish(self, _, payload):
+        if not self.is_there:
+            raise AgentError("gone")
+        self.told += [order.id for order in decode_orders(payload).cancel]
+
+
+@pytest.mark.parametrize("force", [False, True], ids=["in its bucket", "running, by force"])
+async def test_what_another_agent_s_leader_cancels_is_given_back_once_to_the_ledger_of_its_own(database, sql, force):
+    """A leader that never learns of an end would count the job as lying in its bucket for as long as it leads."""
+    job_id, names = new_id(), Names("c")
+    await sql.rows(IN_EAST, job_id, S.PROCESSING if force else S.IN_BUCKET)
+    await sql.rows("INSERT INTO leader (agent, term, holder) VALUES ('east', 77, 'h'), ('west', 78, 'h')")
+    async with (
+        Database(PostgresConfig(dsn=database), agent="west") as west,
+        Database(PostgresConfig(dsn=database), agent="east") as east,
+    ):
+        streams, ledger, waiters = Streams(), Ledger(RegistryView()), ResultWaiters()
+        ledger.give("b", 2, now_s=0.0)
+        asking = Canceller(
+            west, CancelStore(west, 78), streams, names, ledger=Ledger(RegistryView()), waiters=ResultWaiters()
+        )
+        owner = Canceller(east, CancelStore(east, 77), streams, names, ledger=ledger, waiters=waiters)
+        (found,) = await asking.cancel([job_id], by="ops", reason="", force=force)
+        assert found.became is S.CANCELLED
+        await asking.tell_once()
+        assert streams.told == []
+        streams.is_there = False
+        assert await owner.tell_once() == 1
+        assert ledger.outstanding() == {"b": 2}, "its worker may still take it"
+        streams.is_there = True
+        with waiters.waiting(job_id) as ended:
+            assert await owner.tell_once() == 0
+            assert ended.is_set()
+        await owner.tell_once()
+        assert (streams.told, ledger.outstanding()) == ([job_id], {"b": 1})
+
+
+async def test_a_cancel_that_was_asked_for_is_settled_by_its_end_and_not_by_the_order(database, sql):
+    job_id = new_id()
+    await sql.rows(IN_EAST, job_id, S.PROCESSING)
+    await sql.rows("INSERT INTO leader (agent, term, holder) VALUES ('east', 77, 'h'), ('west', 78, 'h')")
+    async with (
+        Database(PostgresConfig(dsn=database), agent="west") as west,
+        Database(PostgresConfig(dsn=database), agent="east") as east,
+    ):
+        streams, ledger = Streams(), Ledger(RegistryView())
+        ledger.give("b", 1, now_s=0.0)
+        one = {"names": Names("c"), "waiters": ResultWaiters()}
+        asking = Canceller(west, CancelStore(west, 78), streams, ledger=Ledger(RegistryView()), **one)
+        owner = Canceller(east, CancelStore(east, 77), streams, ledger=ledger, **one)
+        (found,) = await asking.cancel([job_id], by="ops", reason="")
+        assert found.became is S.PROCESSING
+        await owner.tell_once()
+        assert (streams.told, ledger.outstanding()) == ([job_id], {"b": 1})
+        await asking.cancel([job_id], by="ops", reason="", force=True)
+        await owner.tell_once()
+        assert ledger.outstanding() == {}, "by force it is over at once"
+        assert await sql.value("SELECT count(*) FROM cancel_order") == 0

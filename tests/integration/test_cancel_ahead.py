@@ -10,12 +10,20 @@ from jm_core.control import Action
 from jm_core.errors import JobFailedError
 from jm_core.model import JobStatus as S
 from jm_master import ahead as ahead_module
+from jm_master import control as control_module
 from jm_master.ahead import Ahead
-from jm_master.control_store import AHEAD
+from jm_master.cancel_store import CancelStore
+from jm_master.config import PostgresConfig
+from jm_master.control import Control
+from jm_master.control_store import AHEAD, ControlStore
+from jm_master.database import Database
+from jm_master.ledger import Ledger
 from jm_master.pg_errors import StoreUnavailableError
+from jm_master.registry_view import RegistryView
 from jm_master.save_store import SaveStore
 from jm_master.saver import Saver
 from jm_master.waiters import ResultWaiters
+from jm_master.wake import Wake
 from jm_nats.client import submission
 from tests.support.control_app import NOTES_VARIABLE, notes, quick
 from tests.support.master import new_id
@@ -199,3 +207,35 @@ async def test_a_job_that_is_cancelled_before_it_comes_takes_nobodys_place(small
     assert receipt.job_id == holder
     assert (await small.sql.job(holder))["status"] == S.ON_MASTER
     assert await small.sql.rows("SELECT * FROM job WHERE id = $1", job.id) == []
+
+
+async def test_what_another_agent_s_leader_remembers_is_known_here_soon(database, monkeypatch):
+    """A job that is cancelled ahead may be saved by whichever agent it was submitted to."""
+    monkeypatch.setattr(control_module, "OTHERS_LOOK_S", 0.01)
+    here, there, added = new_id(), new_id(), new_id()
+    async with (
+        Database(PostgresConfig(dsn=database)) as main,
+        Database(PostgresConfig(dsn=database), agent="east") as east,
+    ):
+        ours, theirs = Ahead(main, 1), Ahead(east, 2)
+        cancels = CancelStore(main, 1)
+        store = ControlStore(main, 1, cancels, ours)
+        parts = {"ledger": Ledger(RegistryView()), "view": RegistryView(), "assign": Wake()}
+        duty = asyncio.create_task(Control(main, store, None, None, ours, others=lambda: True, **parts).run())
+        async with east.connection() as connection:
+            theirs.add(await theirs.remember(connection, [here, there], action_id=new_id(), by="ops", reason=""))
+        await wait_until(lambda: ours.ids == {here, there}, what="both known here")
+        await theirs.settled([here])
+        await wait_until(lambda: ours.ids == {there}, what="one settled there")
+        duty.cancel()
+        await asyncio.wait({duty})
+        real = main.fetch
+
+        async def slow(*args):
+            rows = await real(*args)
+            ours.add([added])  # committed since
+            return rows
+
+        monkeypatch.setattr(main, "fetch", slow)
+        await ours.load()
+        assert ours.ids == {there, added}

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from jm_core import limits
-from jm_core.api_control import OP_OF, AuditQuery, Change, JobFilter
+from jm_core.api_control import OP_OF, AuditQuery, Change, ControlRequest, JobFilter
 from jm_core.control import Action
 from jm_core.errors import ActionRefusedError, InvalidJobError, InvalidNameError, JmError, NoSuchJobError
 from jm_core.model import JobStatus as S
 from jm_master import recall as recall_module
-from jm_master.control_store import ControlStore
+from jm_master.ahead import Ahead
+from jm_master.cancel_store import CancelStore
+from jm_master.config import PostgresConfig
+from jm_master.control_store import NOT_BACK, ControlStore, Order, Started
+from jm_master.database import Database
+from jm_master.leadership import take_term
 from jm_master.pg_errors import StoreContentionError, StoreUnavailableError
 from jm_master.recall import Recaller
+from jm_master.terms import LostTermError
 from jm_nats.control_client import new_action_id
 from jm_nats.errors import AgentUnavailableError
 from tests.support.control_app import NOTES_VARIABLE, notes
@@ -196,6 +204,111 @@ async def do(small, action, job_id):
 
 
 # In bulk.
+
+
+@pytest.fixture
+async def store_of(database):
+    """A store of an agent's leader, with that agent heard of just now."""
+    async with AsyncExitStack() as stack:
+
+        async def store(agent, term):
+            opened = await stack.enter_async_context(Database(PostgresConfig(dsn=database), agent=agent))
+            insert = "INSERT INTO jobmaster.leader (agent, term, holder) VALUES ($1, $2, 'h') "
+            await opened.fetch(f"{insert} ON CONFLICT (agent) DO UPDATE SET term = $2", agent, term)
+            await opened.fetch("INSERT INTO jobmaster.agent_state (agent, serves) VALUES ($1, '{}')", agent)
+            return ControlStore(opened, term, CancelStore(opened, term), Ahead(opened, term))
+
+        yield store
+
+
+def order(action=Action.CANCEL):
+    return Order(new_action_id(), action, "ops", "", Change())
+
+
+async def put(sql, count, **columns):
+    ids = [new_id() for _ in range(count)]
+    values = {"handler": "'h'", "status": "1", "args": "'{}'", "max_attempts": "3", "timeout_s": "60"} | columns
+    await sql.rows(
+        f"INSERT INTO job (id, queued_at, run_at, lane, priority, {', '.join(values)}) "
+        f"SELECT id, now(), now(), 'default', 3, {', '.join(values.values())} FROM unnest($1::uuid[]) AS u(id)",
+        ids,
+    )
+    return ids
+
+
+async def test_an_action_in_bulk_is_its_agent_s_until_that_one_is_gone_and_then_one_other_s(database, store_of):
+    async with Sql(database) as sql:
+        await put(sql, 3)
+        main, east, west = await store_of("main", 7), await store_of("east", 8), await store_of("west", 9)
+        one = order()
+        assert (await main.start(ControlRequest(one.action_id, "ops", filter=JobFilter()), one)).started
+        assert [found.action_id for found in await main.open_orders(10)] == [one.action_id]
+        assert await east.open_orders(10) == []
+        await sql.rows("UPDATE agent_state SET seen_at = now() - interval '1 minute' WHERE agent = 'main'")
+        taken = [await store.open_orders(10) for store in (east, west)]
+        assert [len(found) for found in taken] == [1, 0]
+        await sql.rows("UPDATE agent_state SET seen_at = now()")
+        assert await main.open_orders(10) == [], "it was taken over for good"
+
+
+async def test_what_was_not_started_leaves_no_targets_and_twice_the_same_starts_once(database, store_of):
+    async with Sql(database) as sql:
+        await put(sql, 3)
+        store, one = await store_of("main", 7), order()
+        request = ControlRequest(one.action_id, "ops", filter=JobFilter(handler="h"), expect=2)
+        assert await store.start(request, one) == Started(3, started=False)
+        assert await sql.value("SELECT count(*) FROM operator_target") == 0
+        assert await store.action(one.action_id) is None
+        request.expect = 3
+        assert await store.start(request, one) == Started(3, started=True)
+        assert not (await store.start(request, one)).started
+        assert await sql.value("SELECT count(*) FROM operator_target") == 3
+        await sql.rows("UPDATE leader SET term = 99 WHERE agent = 'main'")
+        late = order()
+        with pytest.raises(LostTermError):
+            await store.start(ControlRequest(late.action_id, "ops", filter=JobFilter()), late)
+        assert await sql.value("SELECT count(*) FROM operator_target") == 3
+
+
+SLOW_PICK = """
+    CREATE OR REPLACE FUNCTION jobs_like(
+        statuses smallint[], of_handler text, of_lane text, of_priority smallint, having_metadata jsonb,
+        queued_from timestamptz, queued_until timestamptz, due_from timestamptz, due_until timestamptz,
+        of_schedule text
+    ) RETURNS TABLE (job_id uuid, job_status smallint) LANGUAGE plpgsql AS $$
+    BEGIN
+        PERFORM pg_advisory_xact_lock_shared(4711);
+        RETURN QUERY SELECT id, status FROM jobmaster.job;
+    END $$
+"""
+
+
+async def test_who_picks_among_all_jobs_does_not_hold_up_an_election(database, store_of):
+    async with Sql(database) as sql, Sql(database) as holding:
+        await put(sql, 3)
+        store, one = await store_of("main", 7), order()
+        await sql.rows(SLOW_PICK)
+        await holding.value("SELECT pg_advisory_lock(4711)")
+        picking = asyncio.create_task(store.start(ControlRequest(one.action_id, "ops", filter=JobFilter()), one))
+        waiting = "SELECT count(*) = 1 FROM pg_locks WHERE NOT granted AND locktype = 'advisory' AND objid = 4711"
+        await wait_until(lambda: sql.value(waiting), what="the pick under way")
+        async with Database(PostgresConfig(dsn=database)) as other, asyncio.timeout(5):
+            assert await take_term(other, "next") > 7
+        await holding.value("SELECT pg_advisory_unlock(4711)")
+        with pytest.raises(LostTermError):
+            await picking
+        assert await sql.value("SELECT count(*) FROM operator_target") == 0
+
+
+async def test_a_job_in_a_bucket_of_another_agent_says_whom_to_ask(database, store_of):
+    async with Sql(database) as sql:
+        (there,) = await put(sql, 1, status="2", bucket_id="'east/b'", dispatch="1")
+        (ours,) = await put(sql, 1, status="2", bucket_id="'b'", dispatch="1")
+        store = await store_of("main", 7)
+        done = await store.apply(order(Action.RUN_NOW), [there, ours], [])
+        notes = {verdict.id: verdict.note for verdict in done.verdicts}
+        assert "agent 'east': ask a coordinator of that agent" in notes[there]
+        assert notes[ours] == NOT_BACK
 
 
 async def test_an_action_by_filter_is_counted_first_and_worked_off_in_batches(idle):

@@ -20,7 +20,7 @@ from jm_master.config import PostgresConfig
 from jm_master.database import Database
 from jm_master.declaration_store import DeclarationStore
 from jm_master.declarations import Declarations
-from jm_master.registry_view import RegistryView
+from jm_master.registry_view import Elsewhere, RegistryView
 from jm_master.schedule_store import ScheduleStore
 from jm_master.watch import Watch
 from jm_nats import JobMaster
@@ -241,3 +241,47 @@ async def test_a_declaration_that_makes_no_sense_costs_no_other(database: str) -
         assert errors.pop("good") is None
         assert set(errors) == {"no expression", "list", "far"}
         assert all(errors.values())
+
+
+async def test_nothing_goes_inactive_while_another_agent_cannot_say_what_its_workers_declare(database: str) -> None:
+    spec = ScheduleSpec(name="there", kind="cron", expr="* * * * *", handler="report")
+
+    class Rpc:
+        async def ask(self, *_: object) -> rpc.Answer:
+            return rpc.Answer(schedules=[spec])
+
+    class Nobody:
+        async def cancel(self, *_: object, **__: object) -> None:
+            raise AssertionError("nothing was planned")
+
+    class Watching:
+        def may_judge(self, *, now_s: float) -> bool:
+            return now_s > 0
+
+    view = RegistryView()
+    record = WorkerRecord("w", "1", "host", 1, 0.0, 1, ["default"], ["report"], schedules="digest")
+    view.set_worker("w", wire.encode(record))
+    async with Database(PostgresConfig(dsn=database)) as db, Sql(database) as sql:
+        declarations = Declarations(
+            db,
+            DeclarationStore(db, Term(0)),
+            ScheduleStore(db, Term(0), withdrawer=Nobody()),
+            view,
+            Rpc(),
+            watch=Watching(),
+            patience=Patience(IDLE_S, INACTIVE_S),
+            zone="UTC",
+        )
+        at_s = declarations._watched_since_s
+        await declarations.look_once(now_s=at_s)
+        view.set_worker("w", None)
+        await sql.rows("UPDATE schedule_version SET last_seen_at = now() - interval '1 day'")
+        view.set_elsewhere(Elsewhere(away=frozenset({"east"})))
+        await declarations.look_once(now_s=at_s + 1_000)
+        assert await sql.value("SELECT state FROM schedule") == "active"
+        view.set_elsewhere(Elsewhere())
+        await declarations.look_once(now_s=at_s + 1_001)
+        assert await sql.value("SELECT state FROM schedule") == "active", "we look on for as long as ever"
+        for later_s in (2_000, 2_001):
+            await declarations.look_once(now_s=at_s + later_s)
+        assert await sql.value("SELECT state FROM schedule") == "inactive"

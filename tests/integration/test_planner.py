@@ -17,11 +17,13 @@ from jm_core.api_schedules import OP_SCHEDULE_EDIT, OP_SCHEDULE_GET
 from jm_core.api_schedules import OP_SCHEDULE_PAUSE as OP_PAUSE
 from jm_core.api_schedules import OP_SCHEDULE_RESUME as OP_RESUME
 from jm_core.ids import Term
+from jm_core.retry import DEFAULT_BACKOFF
+from jm_core.wire import HandlerDefaults
 from jm_master.config import PostgresConfig
 from jm_master.database import Database
 from jm_master.plan_store import Committed, PlanStore
 from jm_master.planner import Planner
-from jm_master.registry_view import RegistryView
+from jm_master.registry_view import Elsewhere, RegistryView
 from jm_master.save_store import TermLost
 from jm_master.wake import Wake
 from tests.support.master import coordinating, job, linked
@@ -301,6 +303,16 @@ async def test_a_plan_that_is_committed_twice_makes_nothing_twice(database: str)
         assert await sql.value("SELECT runs FROM schedule") == len(await jobs_of(sql, "minutely")) == 12
         await sql.rows("UPDATE leader SET term = 8")
         assert isinstance(await store.commit(batch), TermLost)
+
+
+async def test_a_handler_of_another_agent_has_its_defaults(database: str) -> None:
+    async with planner_of(database, "c") as (planner, _), Sql(database) as sql:
+        planner._view.set_elsewhere(
+            Elsewhere(handlers={"noop": HandlerDefaults("far", "medium", 9, 60.0, DEFAULT_BACKOFF)})
+        )
+        await insert(sql, "minutely")
+        await planner.plan_once()
+        assert {(job["lane"], job["max_attempts"]) for job in await jobs_of(sql, "minutely")} == {("far", 9)}
 
 
 async def test_a_plan_that_was_made_before_a_change_is_refused(database: str) -> None:

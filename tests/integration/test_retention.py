@@ -10,13 +10,16 @@ import asyncpg
 import pytest
 
 from jm_core import api, retention
+from jm_core.api_retention import OP_RETENTION_RUN
 from jm_core.ids import Term
 from jm_core.model import JobStatus
 from jm_core.retention import parse_retention
+from jm_master.api_errors import RefusedError
 from jm_master.config import CoordinatorConfig, PostgresConfig
 from jm_master.database import Database
 from jm_master.pg_errors import StoreUnavailableError
 from jm_master.retention import Retainer
+from jm_master.retention_service import RetentionService
 from jm_master.retention_store import RetentionStore
 from jm_master.terms import LostTermError
 from tests.support.master import LEASE_S, coordinating, job, linked, new_id
@@ -85,7 +88,7 @@ async def swept(store, chunks=None):
 # -- what goes and what stays
 
 
-@pytest.mark.parametrize("keep", ["30d", "0", "1s"])
+@pytest.mark.parametrize("keep", ["30d", "60s"])
 async def test_what_has_not_ended_never_goes_however_old_it_is(db, store_of, keep):
     waiting = [job_id for status in UNFINISHED for job_id in await put(db, status, ended="3650 days", count=5)]
     for status in ENDED:
@@ -302,6 +305,28 @@ async def test_a_pass_removes_all_that_may_go_and_is_noted(db, store_of):
     retainer.begin_pass()
     await passed(retainer)
     assert await left(db) == set()
+
+
+async def test_only_one_agent_s_leader_removes_and_the_next_begins_when_that_one_is_gone(db, store_of, monkeypatch):
+    monkeypatch.setattr("jm_master.retention.STAND_BY_S", 0.01)
+    await put(db, JobStatus.SUCCEEDED, count=5)
+    other, asked = "east", 0
+
+    def elsewhere():
+        nonlocal asked
+        asked += 1
+        return other
+
+    retainer = Retainer(store_of("30d"), parse_retention("30d"), elsewhere=elsewhere)
+    running = asyncio.create_task(retainer.run())
+    await wait_until(lambda: asked > 20, what="some looks")
+    assert await db.fetchval("SELECT count(*) FROM job") == 5
+    assert (await retainer.view()).agent == "east"
+    with pytest.raises(RefusedError, match="'east' sees to retention"):
+        await RetentionService(retainer).operations()[OP_RETENTION_RUN](b"{}")
+    other = None
+    await wait_until(lambda: db.fetchval("SELECT count(*) = 0 FROM job"), what="the jobs to go")
+    running.cancel()
 
 
 async def test_the_next_leader_goes_on_where_this_one_stopped(db, store_of, monkeypatch):

@@ -26,7 +26,7 @@ from jm_master.database import Database
 from jm_master.schedule_store import ScheduleStore, ScheduleWrite
 from jm_master.terms import LostTermError
 from jm_nats.kv import CasKv
-from tests.support.master import coordinating, job, linked
+from tests.support.master import coordinating, job, linked, new_id
 from tests.support.sql import Sql
 from tests.support.waiting import wait_until
 
@@ -133,6 +133,25 @@ async def test_pause_takes_back_what_is_planned_and_resume_goes_on_without_a_bur
     (skip,) = (await scene.ask(api.OP_SCHEDULE_SKIPS, name="report"))["skips"]
     assert skip["reason"] == "paused"
     assert skip["count"] in (4320, 4321)
+
+
+async def test_what_an_operator_requeues_of_a_paused_schedule_is_the_operators(scene: Scene) -> None:
+    await scene.add()
+    (first, *_) = await scene.planned(15)
+    await scene.ask(api.OP_SCHEDULE_PAUSE, name="report")
+    requeue = {"action_id": new_id(), "by": "ops", "ids": [first["job_id"]]}
+    assert (await scene.ask(OP_OF[Action.REQUEUE], **requeue))["jobs"][0]["changed"]
+    paused = await scene.ask(api.OP_SCHEDULE_GET, name="report")
+    assert (paused.get("runs", 0), paused["unfinished"]) == (0, 1)
+    await scene.ask(api.OP_SCHEDULE_RESUME, name="report")
+
+    async def planned_again() -> bool:
+        return int(await scene.sql.value("SELECT runs FROM schedule")) == 15
+
+    await wait_until(planned_again, 15, what="it is planned again")
+    again = await scene.ask(api.OP_SCHEDULE_PAUSE, name="report")
+    assert (again.get("runs", 0), again["cancelled_planned"], again["unfinished"]) == (0, 15, 1)
+    assert [job["job_id"] for job in await scene.jobs(status=1)] == [first["job_id"]]
 
 
 async def test_pausing_twice_and_resuming_twice_are_no_errors(scene: Scene) -> None:

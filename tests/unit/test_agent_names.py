@@ -1,6 +1,6 @@
 import pytest
 
-from jm_core.agent_names import agent_of, parse_agent, prefix_of
+from jm_core.agent_names import agent_of, first_of, parse_agent, prefix_of
 from jm_core.errors import InvalidNameError
 from jm_core.ids import is_name
 
@@ -15,6 +15,11 @@ def test_a_bucket_in_postgres_says_whose_it_is(agent, stored):
 def test_what_is_no_agent_s_name_is_refused(text):
     with pytest.raises(InvalidNameError, match="agent"):
         parse_agent(text)
+
+
+def test_main_comes_first_and_then_the_names_in_order():
+    assert first_of(["east", "main", "a"]) == "main"
+    assert first_of(["west", "east"]) == "east"
 
 
 def test_no_bucket_can_be_taken_for_another_agent_s():

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from jm_core import fallback
-from jm_core.fallback import Kind, Picture
+from jm_core.fallback import Kind, Neighbour, Picture
 from jm_core.model import BucketKind, WorkerMode, WorkerState
 from jm_core.wire import BucketRecord, WorkerRecord
 
@@ -158,3 +158,44 @@ def test_two_fallback_buckets_do_not_make_each_other_retire():
 )
 def test_people_are_told_why(workers, reason):
     assert fallback.why(MAIL, picture(*workers)) == reason
+
+
+# -- other agents
+
+
+FAR = Neighbour(frozenset({ROUTE}), frozenset({"report"}))
+IDLE = Neighbour(frozenset(), frozenset({"mail"}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers", "others", "is_theirs"),
+    [
+        pytest.param(REPORT, [worker("a", "report")], [FAR], True, id="another one serves and knows it"),
+        pytest.param(MAIL, [worker("a", "mail")], [FAR], False, id="only ours know it"),
+        pytest.param(REPORT, [worker("a", "report")], [], False, id="no other is there"),
+        pytest.param(MAIL, [worker("a")], [IDLE], True, id="only theirs know it, and stand in"),
+        pytest.param(MAIL, [worker("a")], [FAR], True, id="nobody knows it and another one serves"),
+        pytest.param(MAIL, [worker("a")], [Neighbour(frozenset(), frozenset())], False, id="nobody does anything"),
+        pytest.param(
+            MAIL, [worker("a", "mail")], [FAR, IDLE], False, id="one serves and another one knows it: neither runs it"
+        ),
+    ],
+)
+def test_what_another_agent_serves_and_knows_is_left_to_it(kind, workers, others, is_theirs):
+    assert fallback.left_to_others(kind, picture(*workers), others) is is_theirs
+
+
+def test_a_fallback_bucket_retires_for_other_agents_only_when_they_know_all_that_it_runs():
+    seen = picture(worker("a", "mail", "report"), buckets=[bucket("a", serves=2)])
+    assert fallback.retired(seen, neighbours=[FAR]) == []
+    assert fallback.retired(seen, neighbours=[FAR, IDLE]) == []
+    knowing = Neighbour(frozenset({ROUTE}), frozenset({"mail"}))
+    assert fallback.retired(seen, neighbours=[FAR, knowing]) == list(seen.buckets)
+    assert fallback.retired(seen, neighbours=[Neighbour(frozenset({("bulk", 3)}), frozenset({"mail", "report"}))]) == []
+
+
+def test_what_only_an_agent_that_is_away_knows_waits_for_it():
+    assert fallback.waits_for_away(MAIL, picture(worker("a")), [FAR], {"mail"})
+    assert not fallback.waits_for_away(MAIL, picture(worker("a", "mail")), [FAR], {"mail"})
+    assert not fallback.waits_for_away(MAIL, picture(worker("a")), [IDLE], {"mail"})
+    assert not fallback.waits_for_away(MAIL, picture(worker("a")), [FAR], {"report"})

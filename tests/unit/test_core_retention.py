@@ -14,6 +14,7 @@ from jm_core.retention import (
     CHUNK_BLOCKS,
     DEFAULT,
     EXAMPLE,
+    JOB_KEEP_S_MIN,
     JOB_KINDS,
     KINDS,
     REST_S_MAX,
@@ -23,6 +24,7 @@ from jm_core.retention import (
     parse_retention,
     rest_s,
 )
+from jm_nats.provision import BUCKET_ACK_WAIT_S, MASTER_ACK_WAIT_S
 
 DAY = 86_400.0
 
@@ -54,7 +56,7 @@ def test_the_default_is_thirty_days_for_all_and_a_year_for_what_operators_did():
         ("7d failed=90d", {"succeeded": 7 * DAY, "failed": 90 * DAY, "quarantined": 7 * DAY}),
         ("failed=90d,7d", {"succeeded": 7 * DAY, "failed": 90 * DAY}),
         ("succeeded=60", {"succeeded": 60.0, "failed": limits.RETENTION_S}),
-        ("0 failed=never", {"succeeded": 0.0, "failed": None, "buckets": 0.0}),
+        ("60s failed=never rejected=0", {"succeeded": 60.0, "failed": None, "buckets": 60.0, "rejected": 0.0}),
         ("never", {"succeeded": None, "rejected": None, "actions": ACTIONS_DEFAULT_S}),
         ("1.5h actions=never", {"cancelled": 5_400.0, "actions": None}),
         (EXAMPLE, {"succeeded": 7 * DAY, "failed": None, "cancelled": 30 * DAY}),
@@ -80,6 +82,8 @@ def test_kinds_differ_from_what_holds_for_all(text, expected):
         ("=1d", "there is no kind ''"),
         ("999999d", "write never"),
         ("\u0661d", "no duration"),
+        ("0", "succeeded jobs would be kept for 0 s only"),
+        ("30d failed=59s", "failed jobs would be kept for 59 s only"),
     ],
 )
 def test_a_wrong_word_is_named_with_what_is_expected(text, part):
@@ -182,3 +186,7 @@ def test_the_slower_postgres_is_the_longer_it_is_left_alone():
     assert rest_s(0.0) == REST_S_MIN
     assert rest_s(0.02) == pytest.approx(0.18), "nine times what the step took"
     assert rest_s(60.0) == REST_S_MAX
+
+
+def test_a_job_is_known_for_as_long_as_its_message_may_come_again():
+    assert max(MASTER_ACK_WAIT_S, BUCKET_ACK_WAIT_S) < JOB_KEEP_S_MIN

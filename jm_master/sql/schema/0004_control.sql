@@ -29,7 +29,8 @@ CREATE TABLE jobmaster.operator_action (
     matched     int         NOT NULL,
     changed     int         NOT NULL DEFAULT 0,
     refused     int         NOT NULL DEFAULT 0,
-    finished_at timestamptz                        -- NULL: the leader is at it
+    finished_at timestamptz,                       -- NULL: the leader is at it
+    agent       text                               -- whose leader; NULL where all was done at once
 );
 CREATE INDEX operator_action_open ON jobmaster.operator_action (action_id) WHERE finished_at IS NULL;
 
