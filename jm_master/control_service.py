@@ -35,8 +35,11 @@ PICKED_WITHIN_S: Final = 30.0  # a filter may have to look at every job there is
 
 
 class ControlService:
-    def __init__(self, control: Control, jobs: JobStore) -> None:
+    """``archived`` says why nothing may be changed, or None where it may; a dry run is answered all the same."""
+
+    def __init__(self, control: Control, jobs: JobStore, *, archived: Callable[[], str | None]) -> None:
         self._control = control
+        self._archived = archived
         self._jobs = jobs
         self._turns = anyio.Semaphore(AT_ONCE)
 
@@ -53,6 +56,8 @@ class ControlService:
 
     async def _change(self, action: Action, data: bytes) -> Struct:
         request = checked(action, decoded(data, ControlRequest))
+        if not request.dry_run and (why := self._archived()) is not None:
+            raise RefusedError("archived", why)
         order = Order(request.action_id, action, request.by, request.reason, request.change)
         with anyio.fail_after(NAMED_WITHIN_S if request.ids else PICKED_WITHIN_S):
             async with self._turns:

@@ -13,6 +13,7 @@ import anyio
 import nats.errors
 
 from jm_core import api, wire
+from jm_core.api_archived import is_answered
 from jm_core.errors import InvalidJobError, InvalidNameError, InvalidScheduleError, InvalidSettingError
 from jm_master.api_errors import RefusedError, decoded
 from jm_master.ends_service import EndsService
@@ -132,7 +133,7 @@ class Service:
         if handle is None:
             known = ", ".join(sorted(self._operations))
             raise RefusedError("bad_request", f"operation {operation!r} is unknown; this version answers {known}")
-        if not api.is_read(operation) and (why := self._archived()) is not None:
+        if not is_answered(operation) and (why := self._archived()) is not None:
             raise RefusedError("archived", why)
         return self._fitting(await handle(message.data))
 

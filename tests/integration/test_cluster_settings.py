@@ -13,7 +13,9 @@ from msgspec import Struct
 
 from jm_core import wire
 from jm_core.api import JobQuery
+from jm_core.api_control import JobFilter
 from jm_core.cluster import KEY, ClusterChange, ClusterMode, ClusterSettings
+from jm_core.control import Action
 from jm_core.errors import ClusterArchivedError, InvalidJobError
 from jm_core.model import Priority
 from jm_master.config import PostgresConfig
@@ -188,6 +190,29 @@ async def test_what_was_queued_before_the_cluster_was_archived_is_saved_and_what
         assert str(await sql.value("SELECT id FROM job")) == before["id"]
 
 
+async def test_jobs_of_an_archived_cluster_are_watched_and_waited_for_and_a_dry_run_is_answered(
+    bench, sql, shop, leading
+):
+    """What its clients ask for, through the API: all of it reads."""
+    async with shop.app.client() as client, working(shop.app):
+        job_id = (await shop.gated.submit(client)).job_id
+        await wait_until(
+            lambda: sql.value("SELECT status = 3 FROM job WHERE id = $1", job_id), what="it recorded as running"
+        )
+        await set_mode(bench, "archived")
+        progress = await client.api.progress(job_id, None, 5.0)
+        assert progress is not None
+        assert progress.status == "processing"
+        assert await client.count_where(Action.CANCEL, JobFilter(handler="gated")) == {"processing": 1}
+        replies = [reply async for reply in client.control(Action.CANCEL, [job_id], dry_run=True)]
+        assert [verdict.id for reply in replies for verdict in reply.jobs] == [job_id]
+        with pytest.raises(ClusterArchivedError):
+            await client.cancel(job_id)
+        shop.gate.set()
+        assert await client.results([job_id], timeout=20) == ["done"]
+        assert (await client.history(job_id)).status == "succeeded"
+
+
 async def test_an_archived_cluster_refuses_every_operation_that_is_not_known_to_read(bench, database):
     asked = []
 
@@ -197,12 +222,12 @@ async def test_an_archived_cluster_refuses_every_operation_that_is_not_known_to_
 
     reason = "it is archived"
     store, waiters = JobStore(Database(PostgresConfig(dsn=database))), ResultWaiters()
-    operations = {"job-touch": touch, "job-touch-list": touch}
+    operations = {"job-touch-get": touch, "schedule-skips": touch}
     service = Service(bench.link, bench.names, store, waiters, operations=operations, archived=lambda: reason)
     with pytest.raises(Exception, match=reason) as caught:
-        await service._answer(request("job-touch"))
+        await service._answer(request("job-touch-get"))
     assert (caught.value.code, asked) == ("archived", [])
-    await service._answer(request("job-touch-list"))
+    await service._answer(request("schedule-skips"))
     assert asked == [1]
 
 
