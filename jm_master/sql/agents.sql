@@ -26,7 +26,13 @@ SELECT l.agent, l.term, l.holder, s.seen_at, coalesce(j.jobs, 0) AS jobs_in_buck
  ORDER BY l.agent;
 
 -- name: forget_agent
-WITH state AS (
+-- With rows that say who ($5) and why ($8). Done again, because the answer was lost, it is recorded once.
+WITH audited AS (
+    INSERT INTO jobmaster.operator_action (action_id, actor, action, reason, scope, parameters, matched, changed, finished_at)
+    VALUES ($7, $5, 'agent-give-up', $8, jsonb_build_object('agent', $1::text), jsonb_build_object('jobs_put_back', $9::int),
+            1, 1, now())
+    ON CONFLICT (action_id) DO NOTHING RETURNING 1
+), state AS (
     DELETE FROM jobmaster.agent_state WHERE agent = $1
 ), out AS (
     DELETE FROM jobmaster.outbox WHERE left(bucket_id, strpos(bucket_id, '/')) = $2
@@ -36,4 +42,5 @@ WITH state AS (
 )
 INSERT INTO jobmaster.cluster_change (changed_by, reason, before, after)
 SELECT $5, $6, s.value, s.value
-  FROM (SELECT coalesce((SELECT value FROM jobmaster.setting WHERE key = 'cluster'), '{}')::jsonb AS value) AS s;
+  FROM (SELECT coalesce((SELECT value FROM jobmaster.setting WHERE key = 'cluster'), '{}')::jsonb AS value) AS s
+ WHERE EXISTS (SELECT FROM audited);
