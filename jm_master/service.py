@@ -15,7 +15,7 @@ import nats.errors
 from jm_core import api, wire
 from jm_core.api_archived import is_answered
 from jm_core.errors import InvalidJobError, InvalidNameError, InvalidScheduleError, InvalidSettingError
-from jm_master.api_errors import RefusedError, decoded
+from jm_master.api_errors import RefusedError, decoded, within
 from jm_master.ends_service import EndsService
 from jm_master.pg_errors import RowRefusedError, StoreContentionError, StoreUnavailableError
 from jm_master.terms import LostTermError
@@ -186,7 +186,7 @@ class Service:
         return api.UnservedList(self._unserved_now())
 
     async def _read(self, ask: Callable[[], Awaitable[RequestT]]) -> RequestT:
-        with anyio.fail_after(READ_TIMEOUT_S):
+        with within(READ_TIMEOUT_S, "Postgres"):
             async with self._reads:
                 return await ask()
 
@@ -217,6 +217,6 @@ def _describe(error: Exception) -> tuple[str, str]:
         case StoreUnavailableError() | StoreContentionError() | LostTermError() | AgentError():
             return "unavailable", str(error)
         case TimeoutError():
-            return "timeout", f"Postgres did not answer within {READ_TIMEOUT_S:g} s; narrow the question or ask later"
+            return "timeout", "what this operation asks (Postgres, or a worker) did not answer in time; ask again later"
         case _:
             return "internal", f"internal error: {type(error).__name__}; the coordinator's log has the details"
