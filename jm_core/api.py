@@ -22,15 +22,6 @@ OP_CLUSTER_GET: Final = "cluster-get"  # {} -> cluster.ClusterView
 OP_CLUSTER_SET: Final = "cluster-set"  # cluster.ClusterChange -> cluster.ClusterView
 OP_AGENT_GIVE_UP: Final = "agent-give-up"  # cluster.AgentGiveUp -> cluster.AgentGivenUp
 
-# What an archived cluster still answers: operations whose name ends so, and what keeps the cluster itself.
-_READS: Final = ("-get", "-list", "-attempts", "-result", "-count", "-preview", "-skips", "-show", "-history")
-_ALWAYS: Final = frozenset({OP_UNSERVED, OP_CLUSTER_SET, OP_AGENT_GIVE_UP})
-
-
-def is_read(operation: str) -> bool:
-    return operation.endswith(_READS) or operation in _ALWAYS
-
-
 UNKNOWN: Final = "unknown"  # the status of a job that the master does not have
 
 

@@ -14,14 +14,13 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from jm_core.control import NOBODY, check_words
 from jm_core.errors import InvalidSettingError
 from jm_core.model import PRIORITY_BY_LABEL, Priority
 from jm_core.wire import OptionalRaw
 
 KEY: Final = "settings"  # in the cluster KV
 BUCKETS_MAX: Final = 16  # of one lane and priority, in one worker
-BY_CHARS_MAX: Final = 200
-REASON_CHARS_MAX: Final = 500
 
 
 class ClusterMode(StrEnum):
@@ -139,7 +138,9 @@ def changed(before: ClusterSettings, change: ClusterChange, *, now_s: float) -> 
 
     Raises:
         InvalidSettingError: naming what, the limit and what to do.
+        InvalidJobError: who or why is longer than can be recorded.
     """
+    by, reason = check_words(change.by or NOBODY, change.reason)
     both = set(change.enable) & set(change.disable)
     if both:
         raise InvalidSettingError(f"priority {min(both)!r} is to be enabled and disabled at once; say one of the two")
@@ -161,14 +162,9 @@ def changed(before: ClusterSettings, change: ClusterChange, *, now_s: float) -> 
         mode_since=now_s if mode is not before.mode else before.mode_since,
         revision=before.revision + 1,
         changed_at=now_s,
-        changed_by=bounded(change.by, BY_CHARS_MAX) or "unknown",
-        reason=bounded(change.reason),
+        changed_by=by,
+        reason=reason,
     )
-
-
-def bounded(text: str, chars_max: int = REASON_CHARS_MAX) -> str:
-    """A stranger's text, fit to be stored and shown."""
-    return "".join(c if c.isprintable() else " " for c in text[:chars_max])
 
 
 def _priority(label: str) -> Priority:

@@ -56,7 +56,10 @@ BULK_DEFAULT: Final[Mapping[Action, frozenset[S]]] = {
 }
 
 
-AUDITED: Final = (*(action.value for action in Action), *SCHEDULE_ACTIONS)  # what the record of operator actions has
+# What the record of operator actions has; those of the cluster are named as its operations are (jm_core/api.py).
+CLUSTER_ACTIONS: Final = ("cluster-set", "agent-give-up")
+AUDITED: Final = (*(action.value for action in Action), *SCHEDULE_ACTIONS, *CLUSTER_ACTIONS)
+NOBODY: Final = "unknown"  # who acts and does not say so, where that is allowed
 
 
 def refusal(action: Action, status: S | None) -> str:
@@ -90,7 +93,12 @@ def check_words(by: str, reason: str) -> tuple[str, str]:
     for field, text, chars_max in (("by", by, ACTOR_CHARS_MAX), ("reason", reason, REASON_CHARS_MAX)):
         if len(text) > chars_max:
             raise InvalidJobError(field, f"{len(text)} characters, the limit is {chars_max}", remedy="shorten it")
-    return cut_text(by, 4 * ACTOR_CHARS_MAX), cut_text(reason.strip(), 4 * REASON_CHARS_MAX)
+    return _one_line(by, ACTOR_CHARS_MAX), _one_line(reason.strip(), REASON_CHARS_MAX)
+
+
+def _one_line(text: str, chars_max: int) -> str:
+    """A stranger's text, fit to be stored and shown."""
+    return cut_text("".join(c if c.isprintable() else " " for c in text), 4 * chars_max)
 
 
 class CancelOrder(Struct, array_like=True, frozen=True):

@@ -44,6 +44,8 @@ def checked(action: Action, request: ControlRequest) -> ControlRequest:
 def _check_scope(action: Action, request: ControlRequest) -> None:
     if request.ids and (request.filter is not None or request.everything):
         raise InvalidJobError("ids", "given beside a filter", remedy="name jobs, or give a filter, not both")
+    if request.ids and request.expect is not None:
+        raise InvalidJobError("expect", "given beside ids", remedy="it goes with a filter; count the ids yourself")
     if len(request.ids) > IDS_MAX:
         raise InvalidJobError("ids", f"{len(request.ids)}, the limit is {IDS_MAX}", remedy="send them in parts")
     if request.ids:

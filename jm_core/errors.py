@@ -97,6 +97,10 @@ class ScheduleRefusedError(JmError, ValueError):
     """The coordinator found something wrong with a schedule; the message is its own and says what, which, remedy."""
 
 
+class NoSuchAgentError(JmError, LookupError):
+    """The cluster has no agent of this name."""
+
+
 class NoSuchScheduleError(JmError, LookupError):
     """The cluster has no schedule of this name."""
 

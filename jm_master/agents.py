@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 import msgspec
+import uuid_utils
 from msgspec import Struct
 
 from jm_core import wire
@@ -47,6 +48,10 @@ class Serves(Struct, frozen=True):
 
 class AgentAliveError(JmError):
     """It cannot be given up."""
+
+
+class AgentUnknownError(JmError):
+    """There is none of this name."""
 
 
 _decode = msgspec.json.Decoder(Serves).decode
@@ -129,7 +134,8 @@ class Agents:
             How many jobs were put back.
 
         Raises:
-            AgentAliveError: it is our own, unknown, or was heard of just now.
+            AgentAliveError: it is our own, or was heard of just now.
+            AgentUnknownError.
         """
         known = {view.agent: view for view in await self.all()}
         if parse_agent(agent) == self._database.agent:
@@ -137,18 +143,28 @@ class Agents:
                 f"agent {agent!r} is the one that answers; ask another agent's coordinator to give it up"
             )
         if agent not in known:
-            raise AgentAliveError(f"agent {agent!r} is unknown; known are {', '.join(sorted(known))}")
+            raise AgentUnknownError(f"agent {agent!r} is unknown; known are {', '.join(sorted(known))}")
         if await self._database.fetchval(self._sql["is_agent_live"], agent, LIVE_S):
             raise AgentAliveError(
                 f"agent {agent!r} has a leader, heard of within {LIVE_S:g} s; stop its coordinators and workers first"
             )
         term = await take_term(self._database, f"given up by {by}"[:200], agent=agent)
         jobs = await self._put_back(term, agent)
-        gone = f"given-up-{uuid.uuid4().hex}"
+        gone, action_id = f"given-up-{uuid.uuid4().hex}", str(uuid_utils.uuid7())
         text = f"gave up agent {agent}, {jobs} jobs put back. {reason}".strip()
         done = await self._database.ride_out(
             lambda: self._database.fetch(
-                self._sql["forget_agent"], agent, prefix_of(agent), key_of(agent), gone, by, text, term
+                self._sql["forget_agent"],
+                agent,
+                prefix_of(agent),
+                key_of(agent),
+                gone,
+                by,
+                text,
+                term,
+                action_id,
+                reason,
+                jobs,
             )
         )
         if not done:

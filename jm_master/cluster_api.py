@@ -15,11 +15,11 @@ from jm_core.cluster import (
     ClusterChange,
     ClusterView,
     archived_text,
-    bounded,
 )
+from jm_core.control import NOBODY, check_words
 from jm_core.model import PRIORITY_BY_LABEL, Priority
 from jm_core.waiting import why_waiting
-from jm_master.agents import AgentAliveError
+from jm_master.agents import AgentAliveError, AgentUnknownError
 from jm_master.api_errors import RefusedError, decoded
 
 if TYPE_CHECKING:
@@ -80,12 +80,13 @@ class ClusterApi:
 
     async def _give_up(self, data: bytes) -> AgentGivenUp:
         request = decoded(data, AgentGiveUp)
+        by, reason = check_words(request.by or NOBODY, request.reason)
         try:
-            jobs = await self._agents.give_up(
-                request.agent, by=bounded(request.by) or "unknown", reason=bounded(request.reason)
-            )
+            jobs = await self._agents.give_up(request.agent, by=by, reason=reason)
         except AgentAliveError as error:
-            raise RefusedError("bad_request", str(error)) from None
+            raise RefusedError("refused", str(error)) from None
+        except AgentUnknownError as error:
+            raise RefusedError("not_found", str(error)) from None
         return AgentGivenUp(request.agent, jobs)
 
     async def _shown(self) -> ClusterView:

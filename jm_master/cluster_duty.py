@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 import msgspec
+import uuid_utils
+from msgspec.structs import replace
 
 from jm_core import wire
 from jm_core.cluster import DEFAULT, KEY, ClusterSettings, changed, decode_settings
@@ -80,11 +82,12 @@ class ClusterDuty:
             LostTermError: somebody else leads.
         """
         now_s = await self._nats_time()
+        asked, action_id = wire.encode(replace(change, by="", reason="")).decode(), str(uuid_utils.uuid7())
         async with self._one_by_one:
             while True:
                 text, before = await self._read()
                 after = changed(before, change, now_s=now_s)
-                if after is before or await self._write(text, after):
+                if after is before or await self._write(text, after, action_id, asked):
                     break
             if after is not before:
                 extra = {"mode": after.mode.value, "disabled": " ".join(after.disabled), "by": after.changed_by}
@@ -116,12 +119,19 @@ class ClusterDuty:
                 log.error("cluster settings cannot be read; the last ones stay", extra={"problem": str(error)})  # noqa: TRY400
             return text, self._view.cluster
 
-    async def _write(self, before: str | None, after: ClusterSettings) -> bool:
+    async def _write(self, before: str | None, after: ClusterSettings, action_id: str, asked: str) -> bool:
         """False: somebody was quicker."""
         value = wire.encode(after).decode()
         row = await self._database.ride_out(
             lambda: self._database.fetchrow(
-                self._sql["change_cluster"], self._term, before, value, after.changed_by, after.reason
+                self._sql["change_cluster"],
+                self._term,
+                before,
+                value,
+                after.changed_by,
+                after.reason,
+                action_id,
+                asked,
             )
         )
         if row is None or not row["terms"]:

@@ -15,7 +15,7 @@ from jm_core.control_checks import checked
 from jm_core.errors import InvalidJobError
 from jm_core.ids import parse_job_id
 from jm_core.model import STATUS_BY_LABEL
-from jm_master.api_errors import RefusedError, decoded
+from jm_master.api_errors import RefusedError, decoded, within
 from jm_master.control_store import Order
 
 if TYPE_CHECKING:
@@ -30,13 +30,16 @@ if TYPE_CHECKING:
     from jm_master.job_store import JobStore
 
 AT_ONCE: Final = 2  # of the pool's connections: operators must not hold up the writer
-NAMED_WITHIN_S: Final = 6.0  # also what a worker takes to answer
-PICKED_WITHIN_S: Final = 30.0  # a filter may have to look at every job there is
+NAMED_WITHIN: Final = (6.0, "Postgres, or the worker that has the job,")
+PICKED_WITHIN: Final = (30.0, "Postgres")  # a filter may have to look at every job there is
 
 
 class ControlService:
-    def __init__(self, control: Control, jobs: JobStore) -> None:
+    """``archived`` says why nothing may be changed, or None where it may; a dry run is answered all the same."""
+
+    def __init__(self, control: Control, jobs: JobStore, *, archived: Callable[[], str | None]) -> None:
         self._control = control
+        self._archived = archived
         self._jobs = jobs
         self._turns = anyio.Semaphore(AT_ONCE)
 
@@ -53,8 +56,10 @@ class ControlService:
 
     async def _change(self, action: Action, data: bytes) -> Struct:
         request = checked(action, decoded(data, ControlRequest))
+        if not request.dry_run and (why := self._archived()) is not None:
+            raise RefusedError("archived", why)
         order = Order(request.action_id, action, request.by, request.reason, request.change)
-        with anyio.fail_after(NAMED_WITHIN_S if request.ids else PICKED_WITHIN_S):
+        with within(*(NAMED_WITHIN if request.ids else PICKED_WITHIN)):
             async with self._turns:
                 if request.dry_run:
                     return await self._dry_run(action, request)

@@ -13,8 +13,9 @@ import anyio
 import nats.errors
 
 from jm_core import api, wire
+from jm_core.api_archived import is_answered
 from jm_core.errors import InvalidJobError, InvalidNameError, InvalidScheduleError, InvalidSettingError
-from jm_master.api_errors import RefusedError, decoded
+from jm_master.api_errors import RefusedError, decoded, within
 from jm_master.database import GUESTS_MAX, as_guest
 from jm_master.ends_service import EndsService
 from jm_master.pg_errors import RowRefusedError, StoreContentionError, StoreUnavailableError
@@ -139,7 +140,7 @@ class Service:
         if handle is None:
             known = ", ".join(sorted(self._operations))
             raise RefusedError("bad_request", f"operation {operation!r} is unknown; this version answers {known}")
-        if not api.is_read(operation) and (why := self._archived()) is not None:
+        if not is_answered(operation) and (why := self._archived()) is not None:
             raise RefusedError("archived", why)
         return self._fitting(await handle(message.data))
 
@@ -192,7 +193,7 @@ class Service:
         return api.UnservedList(self._unserved_now())
 
     async def _read(self, ask: Callable[[], Awaitable[RequestT]]) -> RequestT:
-        with anyio.fail_after(READ_TIMEOUT_S):
+        with within(READ_TIMEOUT_S, "Postgres"):
             return await ask()
 
 
@@ -230,6 +231,6 @@ def _describe(error: Exception) -> tuple[str, str]:
         case StoreUnavailableError() | StoreContentionError() | LostTermError() | AgentError():
             return "unavailable", str(error)
         case TimeoutError():
-            return "timeout", "Postgres did not answer in time; narrow the question or ask later"
+            return "timeout", "what this operation asks (Postgres, or a worker) did not answer in time; ask again later"
         case _:
             return "internal", f"internal error: {type(error).__name__}; the coordinator's log has the details"

@@ -269,7 +269,7 @@ class Wiring:
             operations={
                 **cluster.operations,
                 **schedules.operations(),
-                **ControlService(control, store).operations(),
+                **ControlService(control, store, archived=cluster.archived).operations(),
                 **RetentionService(retainer).operations(),
             },
             archived=cluster.archived,

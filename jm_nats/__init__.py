@@ -3,11 +3,12 @@
 from jm_nats import JobMaster, JobContext, Priority
 """
 
-from jm_core.api_control import Change, JobFilter
-from jm_core.api_schedules import MisfirePolicy, OverlapPolicy
+from jm_core.api_control import ActionView, AuditQuery, Change, JobFilter, JobVerdict
+from jm_core.api_schedules import MisfirePolicy, OverlapPolicy, ScheduleView
 from jm_core.control import Action
 from jm_core.errors import (
     ActionRefusedError,
+    ClusterArchivedError,
     ClusterUnknownError,
     DuplicateJobError,
     InvalidJobError,
@@ -27,6 +28,7 @@ from jm_core.errors import (
 from jm_core.model import OnConflict, Priority
 from jm_core.retry import Delays, Exponential, Fixed
 from jm_core.wire import Submission
+from jm_nats.api_client import MasterUnavailableError, NoCoordinatorError
 from jm_nats.app import JobMaster
 from jm_nats.client import JobClient, Receipt, ReceiptTimeoutError, submission
 from jm_nats.config import NatsConfig
@@ -39,8 +41,11 @@ from jm_nats.schedule_client import ScheduleClient
 __all__ = [
     "Action",
     "ActionRefusedError",
+    "ActionView",
     "ArgumentsError",
+    "AuditQuery",
     "Change",
+    "ClusterArchivedError",
     "ClusterUnknownError",
     "Delays",
     "DuplicateJobError",
@@ -60,8 +65,11 @@ __all__ = [
     "JobHandle",
     "JobMaster",
     "JobProgress",
+    "JobVerdict",
+    "MasterUnavailableError",
     "MisfirePolicy",
     "NatsConfig",
+    "NoCoordinatorError",
     "NoRetry",
     "NoSuchJobError",
     "NoSuchScheduleError",
@@ -77,6 +85,7 @@ __all__ = [
     "ScheduleClient",
     "ScheduleConflictError",
     "ScheduleRefusedError",
+    "ScheduleView",
     "Submission",
     "submission",
 ]

@@ -14,7 +14,7 @@ def default_actor() -> str:
     """``JM_ACTOR``, else user and host. Recorded as claimed; nobody verifies it."""
     given = os.environ.get(ACTOR_VARIABLE, "").strip()
     if given:
-        return given
+        return given[:ACTOR_CHARS_MAX]
     try:
         user = getpass.getuser()
     except (OSError, KeyError):  # a container whose user has no name

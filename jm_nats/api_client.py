@@ -15,6 +15,7 @@ from jm_core.errors import (
     ClusterArchivedError,
     InvalidJobError,
     JmError,
+    NoSuchAgentError,
     NoSuchJobError,
 )
 from jm_nats.connection import NatsLink
@@ -35,6 +36,14 @@ class NoCoordinatorError(JmError):
 
 class MasterUnavailableError(NoCoordinatorError):
     """A coordinator leads, but Postgres does not answer it."""
+
+
+class BadRequestError(InvalidJobError):
+    """The coordinator found something wrong with a request; the message is its own and says what, limit and remedy."""
+
+    def __init__(self, message: str) -> None:
+        Exception.__init__(self, message)
+        self.field, self.problem, self.remedy = "request", message, ""
 
 
 class ApiClient:
@@ -75,8 +84,17 @@ class ApiClient:
         return await self.call(api.OP_CLUSTER_SET, change, ClusterView)
 
     async def give_up_agent(self, request: AgentGiveUp) -> AgentGivenUp:
-        """Put back what lies in the buckets of an agent whose NATS is gone for good."""
-        return await self.call(api.OP_AGENT_GIVE_UP, request, AgentGivenUp, timeout_s=GIVE_UP_TIMEOUT_S)
+        """Put back what lies in the buckets of an agent whose NATS is gone for good.
+
+        Raises:
+            NoSuchAgentError.
+            ActionRefusedError: it is alive, or the one that answers.
+        """
+
+        def errors(error: api.ApiError) -> JmError | None:
+            return NoSuchAgentError(error.message) if error.code == "not_found" else None
+
+        return await self.call(api.OP_AGENT_GIVE_UP, request, AgentGivenUp, timeout_s=GIVE_UP_TIMEOUT_S, errors=errors)
 
     async def result(self, job_id: str, wait_s: float) -> api.ResultReply | None:
         """The job's end, or its state after ``wait_s``; None when no coordinator answered (one may come)."""
@@ -147,7 +165,7 @@ def _translated(error: api.ApiError) -> JmError:
         case "not_found":
             return NoSuchJobError(error.message)
         case "bad_request":
-            return InvalidJobError("request", error.message, remedy="see --help")
+            return BadRequestError(error.message)
         case "archived":
             return ClusterArchivedError(error.message)
         case "refused":

@@ -28,8 +28,9 @@ from jm_core.api_control import (
 )
 from jm_core.control import IDS_MAX, Action
 from jm_core.control_checks import checked
-from jm_core.errors import ActionRefusedError, JmError, NoSuchJobError, ResultTimeoutError
+from jm_core.errors import ActionRefusedError, InvalidJobError, NoSuchJobError, ResultTimeoutError
 from jm_core.ids import parse_job_id
+from jm_core.model import Priority
 from jm_core.payload import check_no_lost_floats
 from jm_nats.actor import default_actor
 
@@ -94,7 +95,7 @@ class Control:
         *,
         args: Any = None,
         run_at: datetime | None = None,
-        priority: str | None = None,
+        priority: Priority | str | None = None,
         lane: str | None = None,
         max_attempts: int | None = None,
         reason: str = "",
@@ -106,7 +107,7 @@ class Control:
             NoSuchJobError.
             ActionRefusedError: it has not ended, or its unique key is another job's by now.
         """
-        change = Change(run_at, priority, lane, _raw(args), max_attempts)
+        change = Change(run_at, _label(priority), lane, _raw(args), max_attempts)
         return await self._changed(Action.REQUEUE, job_id, change, by=by, reason=reason)
 
     async def run_now(self, job_id: str, *, reason: str = "", by: str | None = None) -> JobVerdict:
@@ -125,14 +126,14 @@ class Control:
     async def change_priority(
         self,
         job_id: str,
-        priority: str | None = None,
+        priority: Priority | str | None = None,
         *,
         lane: str | None = None,
         reason: str = "",
         by: str | None = None,
     ) -> JobVerdict:
         """Move a waiting job to another priority, lane, or both. Raises as ``run_now``."""
-        return await self._changed(Action.PRIORITY, job_id, Change(None, priority, lane), by=by, reason=reason)
+        return await self._changed(Action.PRIORITY, job_id, Change(None, _label(priority), lane), by=by, reason=reason)
 
     # Many.
 
@@ -263,12 +264,16 @@ def new_action_id() -> str:
     return str(uuid_utils.uuid7())
 
 
+def _label(priority: Priority | str | None) -> str | None:
+    return priority.label if isinstance(priority, Priority) else priority
+
+
 def _raw(args: Any) -> Raw | None:
     if args is None or isinstance(args, Raw):
         return args
     try:
         raw = wire.encode(args)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise JmError(f"args: not JSON: {error}") from None
+        raise InvalidJobError("args", f"not JSON: {error}", remedy="give what JSON can hold") from None
     check_no_lost_floats(args, raw, "args")
     return Raw(raw)

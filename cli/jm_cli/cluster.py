@@ -1,9 +1,6 @@
 """``jm cluster …``: what is set for all of a cluster, and to change it."""
 
-import getpass
-import socket
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +8,7 @@ from jm_cli.exits import UsageError
 from jm_cli.options import expanded
 from jm_cli.render import moment, print_json, print_line, print_record, print_table, say
 from jm_cli.running import ClientOptions, run_briefly
+from jm_cli.schedule_options import RecordOptions
 from jm_cli.settings import PRIORITY_NAMES, JsonFlag, parse_counts, parse_priority, words
 
 if TYPE_CHECKING:
@@ -24,27 +22,13 @@ def add_to(root: typer.Typer) -> None:
     root.add_typer(app, name="cluster")
 
 
-@dataclass(frozen=True, kw_only=True)
-class WhoOptions:
-    """Recorded with the change."""
+def _record(record: RecordOptions) -> dict[str, Any]:
+    """Raises: InvalidJobError: longer than can be recorded."""
+    from jm_core.control import check_words  # noqa: PLC0415
+    from jm_nats.actor import default_actor  # noqa: PLC0415
 
-    TITLE: ClassVar[str] = "Change"
-
-    by: Annotated[
-        str | None, typer.Option("--by", help="Who changes it.", show_default="user@host", metavar="NAME")
-    ] = None
-    reason: Annotated[str, typer.Option("--reason", help="Why, for whoever asks later.", metavar="TEXT")] = ""
-
-    def fields(self) -> dict[str, Any]:
-        return {"by": self.by or _whoami(), "reason": self.reason}
-
-
-def _whoami() -> str:
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError, ImportError):  # a container's user need not have a name
-        user = "unknown"
-    return f"{user}@{socket.gethostname()}"
+    by, reason = check_words(record.by or default_actor(), record.reason)
+    return {"by": by, "reason": reason}
 
 
 @app.command("show")
@@ -64,7 +48,7 @@ def show(*, as_json: JsonFlag = False, options: ClientOptions) -> None:
 def mode(
     wanted: Annotated[str, typer.Argument(metavar=MODES, help="What the cluster is to be.")],
     *,
-    who: WhoOptions,
+    record: RecordOptions,
     as_json: JsonFlag = False,
     options: ClientOptions,
 ) -> None:
@@ -79,7 +63,7 @@ def mode(
     """
     from jm_core.cluster import ClusterChange  # noqa: PLC0415
 
-    _change(ClusterChange(mode=wanted, **who.fields()), options, as_json=as_json)
+    _change(ClusterChange(mode=wanted, **_record(record)), options, as_json=as_json)
 
 
 @app.command("set")
@@ -103,7 +87,7 @@ def set_(
             help="How many buckets a worker opens for a lane at a priority, where it is told nothing else; 0: one.",
         ),
     ] = None,
-    who: WhoOptions,
+    record: RecordOptions,
     as_json: JsonFlag = False,
     options: ClientOptions,
 ) -> None:
@@ -122,7 +106,7 @@ def set_(
         disable=[parse_priority(word).label for word in words(disable)],
         enable=[parse_priority(word).label for word in words(enable)],
         buckets={priority.label: count for priority, count in parse_counts(words(buckets)).items()},
-        **who.fields(),
+        **_record(record),
     )
     if not (change.disable or change.enable or change.buckets):
         raise UsageError("nothing to set; give --disable, --enable or --buckets (or see 'jm cluster mode')")
@@ -135,7 +119,7 @@ def give_up_agent(
     agent: Annotated[str, typer.Argument(metavar="AGENT", help="Its name, as 'jm cluster show' shows it.")],
     *,
     yes: Annotated[bool, typer.Option("--yes", help="Its NATS is gone for good.")] = False,
-    who: WhoOptions,
+    record: RecordOptions,
     as_json: JsonFlag = False,
     options: ClientOptions,
 ) -> None:
@@ -150,7 +134,7 @@ def give_up_agent(
     from jm_core.agent_names import parse_agent  # noqa: PLC0415
     from jm_core.cluster import AgentGiveUp  # noqa: PLC0415
 
-    request = AgentGiveUp(parse_agent(agent), **who.fields())
+    request = AgentGiveUp(parse_agent(agent), **_record(record))
     if not yes:
         raise UsageError(f"this runs what agent {agent!r} held elsewhere; say --yes when its NATS is gone for good")
     given_up = run_briefly(_give_up(request, options))

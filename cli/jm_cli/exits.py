@@ -19,6 +19,7 @@ from jm_core.errors import (
     InvalidSettingError,
     JmError,
     JobFailedError,
+    NoSuchAgentError,
     NoSuchJobError,
     NoSuchScheduleError,
     RejectedError,
@@ -52,7 +53,7 @@ MEANING: Final = {
     ExitCode.NATS: "NATS cannot be reached or used",
     ExitCode.POSTGRES: "Postgres cannot be reached or used",
     ExitCode.NO_COORDINATOR: "no coordinator answers, or it cannot write to Postgres",
-    ExitCode.NOT_FOUND: "no such job, schedule, rejected message, worker, bucket or cluster",
+    ExitCode.NOT_FOUND: "no such job, schedule, rejected message, worker, bucket, agent or cluster",
     ExitCode.OUTCOME: "a job failed, was rejected (also by `--on-conflict reject`, or by an archived cluster), had not "
     "ended in time, or an action on it or on a schedule was refused",
     ExitCode.NO_WORKER: "`jm doctor`: all is well, but no worker is alive; `jm worker`: it is gone, does not "
@@ -135,7 +136,7 @@ def _codes() -> list[tuple[tuple[type[BaseException], ...], ExitCode]]:
         ((NoCoordinatorError, ReceiptTimeoutError), ExitCode.NO_COORDINATOR),
         ((NoSuchJobError, ClusterUnknownError), ExitCode.NOT_FOUND),
         ((NoSuchWorkerError, WorkerRefusedError), ExitCode.NO_WORKER),
-        ((NoSuchScheduleError,), ExitCode.NOT_FOUND),
+        ((NoSuchScheduleError, NoSuchAgentError), ExitCode.NOT_FOUND),
         ((ScheduleConflictError,), ExitCode.OUTCOME),
         ((InvalidScheduleError, ScheduleRefusedError), ExitCode.USAGE),
         ((JobFailedError, DuplicateJobError, RejectedError, ResultTimeoutError), ExitCode.OUTCOME),

@@ -1,6 +1,7 @@
 """``jm job cancel | requeue | run-now | reschedule | priority``: operator actions on named jobs, or by a filter."""
 
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from jm_core.api_control import ActionView, Change, JobVerdict
     from jm_core.control import Action
+    from jm_core.errors import ResultTimeoutError
     from jm_nats.client import JobClient
 
 POLL_S = 0.2
@@ -222,22 +224,35 @@ class _Job:
                     verdicts += reply.jobs
                     action = reply.action or action
                     progress.at(len(verdicts))
-            if self.wait_s is not None and not self.acting.dry_run:
-                await self._wait(client, verdicts)
+            late = await self._wait(client, verdicts) if self.wait_s is not None and not self.acting.dry_run else []
         if self.as_json:
-            print_json({"action": action, "jobs": verdicts})
+            matched = [v.status for v in verdicts if v.status != UNKNOWN]
+            _print_document(len(matched), dict(Counter(matched)), action, verdicts)
         else:
             print_table(("ID", "STATUS", "DONE", "NOTE"), [(v.id, v.status, _done(v), v.note) for v in verdicts])
+        if late:
+            raise late[0]
         _check(self.action, verdicts)
 
-    async def _wait(self, client: "JobClient", verdicts: "list[JobVerdict]") -> None:
+    async def _wait(self, client: "JobClient", verdicts: "list[JobVerdict]") -> "list[ResultTimeoutError]":
+        """Until those that run have ended; one error for each that has not in time, said once all are shown."""
         import asyncio  # noqa: PLC0415
 
+        from jm_core.errors import ResultTimeoutError  # noqa: PLC0415
+
+        late: list[ResultTimeoutError] = []
+
         async def one(verdict: "JobVerdict") -> None:
-            verdict.status = await client.ended(verdict.id, self.wait_s or 0.0)
-            verdict.note = ""
+            try:
+                verdict.status = await client.ended(verdict.id, self.wait_s or 0.0)
+            except ResultTimeoutError as error:
+                late.append(error)
+                verdict.note = "it has not ended in time"
+            else:
+                verdict.note = ""
 
         await asyncio.gather(*[one(v) for v in verdicts if v.status == "processing"])
+        return late
 
     # By a filter.
 
@@ -261,7 +276,7 @@ class _Job:
             )
             view = await self._follow(client, view)
         if self.as_json:
-            print_json(view)
+            _print_document(view.matched, by_status, view)
         else:
             print_line(f"{self.action.value}: {view.changed} of {view.matched} jobs")
             for refusal in view.refusals:
@@ -270,7 +285,7 @@ class _Job:
 
     def _say_count(self, by_status: dict[str, int], matched: int) -> None:
         if self.as_json:
-            print_json({"matched": matched, "by_status": by_status})
+            _print_document(matched, by_status)
         else:
             print_line(f"{self.action.value} would be about {_counted(matched, by_status)}")
             say("nothing was done; to do it for exactly so many, add --expect " + str(matched))
@@ -290,6 +305,16 @@ class _Job:
                 raise
             progress.at(view.matched)
         return view if not view.matched else await client.action(view.action_id)
+
+
+def _print_document(
+    matched: int,
+    by_status: dict[str, int],
+    action: "ActionView | None" = None,
+    jobs: "Sequence[JobVerdict]" = (),
+) -> None:
+    """One shape for ids, filter and dry run. ``action`` null: nothing is on record; ``jobs``: of those named by ids."""
+    print_json({"action": action, "jobs": list(jobs), "matched": matched, "by_status": by_status})
 
 
 class _Progress:

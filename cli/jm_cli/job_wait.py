@@ -83,7 +83,9 @@ def watch(
     job_id: Annotated[str, typer.Argument(metavar="ID", help="The job's id.")],
     *,
     timeout: TimeoutOption = None,
-    as_json: JsonFlag = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document a line for every change, and nothing else there.")
+    ] = False,
     options: ClientOptions,
 ) -> None:
     """Watch a job up to its end: its state, and what its handler reports of its progress.
@@ -125,7 +127,7 @@ def progress_text(now: "JobProgress") -> str:
 
 @contextmanager
 def _plain(*, as_json: bool) -> "Iterator[Callable[[JobProgress], None]]":
-    yield print_json if as_json else lambda now: print_line(progress_text(now))
+    yield (lambda now: print_json(_seen_as_json(now))) if as_json else (lambda now: print_line(progress_text(now)))
 
 
 @contextmanager
@@ -162,6 +164,14 @@ def _outcome(job: "EndedJob") -> str:
     if job.status == "succeeded":
         return json_text(job.result or b"null")
     return one_line((job.error or "without an error text").partition("\n")[0])
+
+
+def _seen_as_json(now: "JobProgress") -> dict[str, object]:
+    """Under the names that ``job show`` and ``job wait`` use."""
+    import msgspec  # noqa: PLC0415
+
+    fields = msgspec.structs.asdict(now)
+    return {"id": fields.pop("job_id"), **fields}
 
 
 def _as_json(job: "EndedJob") -> dict[str, object]:

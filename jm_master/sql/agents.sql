@@ -26,9 +26,16 @@ SELECT l.agent, l.term, l.holder, s.seen_at, coalesce(j.jobs, 0) AS jobs_in_buck
  ORDER BY l.agent;
 
 -- name: forget_agent
--- $7: the term that was taken in its place; somebody who has taken a later one since leads it.
+-- $7: the term that was taken in its place; somebody who has taken a later one since leads it. With rows that say who ($5)
+-- and why ($9). Done again, because the answer was lost, it is recorded once.
 WITH term AS MATERIALIZED (
     SELECT FROM jobmaster.leader WHERE term = $7 FOR SHARE
+), audited AS (
+    INSERT INTO jobmaster.operator_action (action_id, actor, action, reason, scope, parameters, matched, changed, finished_at)
+    SELECT $8, $5, 'agent-give-up', $9, jsonb_build_object('agent', $1::text), jsonb_build_object('jobs_put_back', $10::int),
+           1, 1, now()
+     WHERE EXISTS (SELECT FROM term)
+    ON CONFLICT (action_id) DO NOTHING RETURNING 1
 ), state AS (
     DELETE FROM jobmaster.agent_state WHERE agent = $1 AND EXISTS (SELECT FROM term)
 ), out AS (
@@ -38,9 +45,10 @@ WITH term AS MATERIALIZED (
 ), mark AS (
     INSERT INTO jobmaster.setting (key, value) SELECT $3, $4 WHERE EXISTS (SELECT FROM term)
     ON CONFLICT (key) DO UPDATE SET value = excluded.value, updated_at = now()
+), noted AS (
+    INSERT INTO jobmaster.cluster_change (changed_by, reason, before, after)
+    SELECT $5, $6, s.value, s.value
+      FROM (SELECT coalesce((SELECT value FROM jobmaster.setting WHERE key = 'cluster'), '{}')::jsonb AS value) AS s
+     WHERE EXISTS (SELECT FROM audited)
 )
-INSERT INTO jobmaster.cluster_change (changed_by, reason, before, after)
-SELECT $5, $6, s.value, s.value
-  FROM (SELECT coalesce((SELECT value FROM jobmaster.setting WHERE key = 'cluster'), '{}')::jsonb AS value) AS s
- WHERE EXISTS (SELECT FROM term)
-RETURNING 1;
+SELECT 1 FROM term;

@@ -2,7 +2,7 @@
 SELECT value FROM jobmaster.setting WHERE key = 'cluster';
 
 -- name: change_cluster
--- From $2 (NULL: nothing was set yet) to $3, if nobody was quicker, with a row that says who and why.
+-- From $2 (NULL: nothing was set yet) to $3, if nobody was quicker, with rows that say who and why: $7 is what was asked.
 WITH term AS MATERIALIZED (
     SELECT FROM jobmaster.leader WHERE term = $1 FOR SHARE
 ), kept AS (
@@ -12,6 +12,9 @@ WITH term AS MATERIALIZED (
 ), noted AS (
     INSERT INTO jobmaster.cluster_change (changed_by, reason, before, after)
     SELECT $4, $5, coalesce($2, '{}')::jsonb, $3::jsonb WHERE EXISTS (SELECT FROM kept)
+), audited AS (
+    INSERT INTO jobmaster.operator_action (action_id, actor, action, reason, scope, parameters, matched, changed, finished_at)
+    SELECT $6, $4, 'cluster-set', $5, '{}', $7::text::jsonb, 1, 1, now() WHERE EXISTS (SELECT FROM kept)
 )
 SELECT (SELECT count(*) FROM term) AS terms, (SELECT count(*) FROM kept) AS kept;
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 import pytest
 
 from jm_cli.exits import ExitCode, exit_code_of
+from jm_core.api_control import AuditQuery
 from jm_core.cluster import AgentGiveUp, ClusterChange
-from jm_core.errors import InvalidJobError, InvalidNameError
+from jm_core.errors import ActionRefusedError, InvalidJobError, InvalidNameError, NoSuchAgentError
 from jm_core.model import Priority
 from jm_master import agents
 from jm_master.agent_store import AgentStore, AgentStoreChangedError, SharedAgentError
@@ -305,12 +306,12 @@ async def test_an_agent_that_is_given_up_has_its_jobs_run_by_another(
             async with coordinating(lost.url, database, cluster_name, EAST), working(east_shop.app, slots=2):
                 ids = [(await east_shop.gated.submit(client)).job_id for _ in range(10)]
                 await wait_until(lambda: processing(sql, 2), what="two run at east, the others wait there")
-                for wrong, part in (
-                    ("east", "stop its coordinators"),
-                    ("main", "the one that answers"),
-                    ("west", "known"),
+                for wrong, kind, part in (
+                    ("east", ActionRefusedError, "^agent 'east' has a leader.*stop its coordinators"),
+                    ("main", ActionRefusedError, "the one that answers"),
+                    ("west", NoSuchAgentError, "known are east, main"),
                 ):
-                    with pytest.raises(InvalidJobError, match=part):
+                    with pytest.raises(kind, match=part):
                         await client.api.give_up_agent(AgentGiveUp(wrong))
                 with pytest.raises((InvalidJobError, InvalidNameError)):
                     await client.api.give_up_agent(AgentGiveUp("no/name"))
@@ -328,6 +329,10 @@ async def test_an_agent_that_is_given_up_has_its_jobs_run_by_another(
                 (change, *_) = (await client.api.cluster()).changes
                 assert change.changed_by == "ann"
                 assert "gave up agent east, 10 jobs put back. it burnt down" in change.reason
+                (action,) = (await client.actions(AuditQuery(action="agent-give-up"))).actions
+                assert (action.actor, action.reason, action.changed) == ("ann", "it burnt down", 1)
+                action = await client.action(action.action_id)
+                assert (action.scope, action.parameters) == ('{"agent": "east"}', '{"jobs_put_back": 10}')
             # Its NATS comes back after all, with its old store: nobody leads it before somebody has accepted that.
             await asyncio.to_thread(lost.start)
             with pytest.raises(BaseExceptionGroup) as caught:

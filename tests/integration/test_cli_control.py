@@ -15,6 +15,7 @@ from tests.support.processes import COORDINATOR_READY, WORKER_READY, Cluster, Pr
 
 APP = "tests.support.control_app:jm"
 FAR = "30d"
+SHAPE = {"action", "jobs", "matched", "by_status"}
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +75,21 @@ async def test_a_running_job_is_cancelled_and_waited_for(run, submit, cluster):
     assert "it has ended cancelled" in again.stdout
 
 
+async def test_what_became_of_each_is_shown_also_when_one_does_not_end_in_time(run, submit, cluster, tmp_path):
+    path = tmp_path / "go on"
+    stuck = submit(json.dumps({"path": str(path)}), handler="thread_until_file")
+    waiting = submit("--in", FAR)
+    await cluster.wait_for_counts(processing=1)
+    done = run("job", "cancel", stuck, waiting, "--wait", "0.5s", code=ExitCode.OUTCOME)
+    assert [line.split()[:3] for line in done.stdout.splitlines()[1:]] == [
+        [stuck, "processing", "yes"],
+        [waiting, "cancelled", "yes"],
+    ]
+    assert f"job {stuck} was asked to end" in done.stderr
+    path.touch()
+    assert f"{stuck} cancelled" in run("job", "wait", stuck, code=ExitCode.OUTCOME).stdout
+
+
 def test_what_cannot_be_done_has_an_exit_code_of_its_own(run, submit):
     job_id, gone = submit("--in", FAR), new_id()
     run("job", "requeue", job_id, gone, code=ExitCode.OUTCOME)
@@ -87,13 +103,18 @@ def test_a_filter_is_counted_confirmed_and_worked_off(run, submit, lane):
     ids = [submit("--in", FAR, "--lane", lane) for _ in range(3)]
     dry = run("job", "cancel", "--in-lane", lane, "--dry-run")
     assert dry.stdout == "cancel would be about 3 jobs (on_master 3)\n"
+    dry_document = json.loads(run("job", "cancel", "--in-lane", lane, "--dry-run", "--json").stdout)
+    assert dry_document == {"action": None, "jobs": [], "matched": 3, "by_status": {"on_master": 3}}
     assert "--expect 3" in dry.stderr
     unsure = run("job", "cancel", "--in-lane", lane, code=ExitCode.USAGE)
     assert "confirm with --yes, or --expect 3" in unsure.stderr
     wrong = run("job", "cancel", "--in-lane", lane, "--expect", "2", code=ExitCode.OUTCOME)
     assert "3 jobs match, 2 were expected" in wrong.stderr
     done = run("job", "cancel", "--in-lane", lane, "--expect", "3", "--reason", "r", "--json")
-    view = json.loads(done.stdout)
+    document = json.loads(done.stdout)
+    assert (set(document), document["jobs"]) == (SHAPE, [])
+    assert (document["matched"], document["by_status"]) == (3, {"on_master": 3})
+    view = document["action"]
     assert (view["matched"], view["changed"], view["actor"], view["reason"]) == (3, 3, "anna", "r")
     listed = json.loads(run("job", "list", "--lane", lane, "--json").stdout)["jobs"]
     assert {job["id"]: job["status"] for job in listed} == dict.fromkeys(ids, "cancelled")
@@ -109,6 +130,7 @@ def test_ids_come_from_a_pipe(run, submit, lane):
     reply = json.loads(done.stdout)
     assert [job["id"] for job in reply["jobs"]] == ids
     assert reply["action"]["changed"] == 3
+    assert (set(reply), reply["matched"], reply["by_status"]) == (SHAPE, 3, {"on_master": 3})
     listed = json.loads(run("job", "list", "--lane", lane, "--json").stdout)["jobs"]
     assert {job["priority"] for job in listed} == {"high"}
 

@@ -202,6 +202,7 @@ async def test_watching_a_job_prints_a_line_for_every_change(cluster, run):
     assert len(lines) == len(set(lines))
     _, job_id = submitted(run("submit", "steps", '{"steps": 3}', "--wait", "recorded"))
     states = [json.loads(line) for line in run("job", "watch", job_id, "--json").stdout.splitlines()]
+    assert {state["id"] for state in states} == {job_id}
     assert states[-1]["status"] == "succeeded"
     assert {"2 of 3", "3 of 3"} & {state.get("note") for state in states}
     _, failing = submitted(run("submit", "always_fails", "{}", "--wait", "recorded"))

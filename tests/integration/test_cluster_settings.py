@@ -13,7 +13,9 @@ from msgspec import Struct
 
 from jm_core import wire
 from jm_core.api import JobQuery
-from jm_core.cluster import KEY, ClusterChange, ClusterMode, ClusterSettings
+from jm_core.api_control import AuditQuery, JobFilter
+from jm_core.cluster import KEY, AgentGiveUp, ClusterChange, ClusterMode, ClusterSettings
+from jm_core.control import Action
 from jm_core.errors import ClusterArchivedError, InvalidJobError
 from jm_core.model import Priority
 from jm_master.config import PostgresConfig
@@ -188,6 +190,29 @@ async def test_what_was_queued_before_the_cluster_was_archived_is_saved_and_what
         assert str(await sql.value("SELECT id FROM job")) == before["id"]
 
 
+async def test_jobs_of_an_archived_cluster_are_watched_and_waited_for_and_a_dry_run_is_answered(
+    bench, sql, shop, leading
+):
+    """What its clients ask for, through the API: all of it reads."""
+    async with shop.app.client() as client, working(shop.app):
+        job_id = (await shop.gated.submit(client)).job_id
+        await wait_until(
+            lambda: sql.value("SELECT status = 3 FROM job WHERE id = $1", job_id), what="it recorded as running"
+        )
+        await set_mode(bench, "archived")
+        progress = await client.api.progress(job_id, None, 5.0)
+        assert progress is not None
+        assert progress.status == "processing"
+        assert await client.count_where(Action.CANCEL, JobFilter(handler="gated")) == {"processing": 1}
+        replies = [reply async for reply in client.control(Action.CANCEL, [job_id], dry_run=True)]
+        assert [verdict.id for reply in replies for verdict in reply.jobs] == [job_id]
+        with pytest.raises(ClusterArchivedError):
+            await client.cancel(job_id)
+        shop.gate.set()
+        assert await client.results([job_id], timeout=20) == ["done"]
+        assert (await client.history(job_id)).status == "succeeded"
+
+
 async def test_an_archived_cluster_refuses_every_operation_that_is_not_known_to_read(bench, database):
     asked = []
 
@@ -197,12 +222,12 @@ async def test_an_archived_cluster_refuses_every_operation_that_is_not_known_to_
 
     reason = "it is archived"
     store, waiters = JobStore(Database(PostgresConfig(dsn=database))), ResultWaiters()
-    operations = {"job-touch": touch, "job-touch-list": touch}
+    operations = {"job-touch-get": touch, "schedule-skips": touch}
     service = Service(bench.link, bench.names, store, waiters, operations=operations, archived=lambda: reason)
     with pytest.raises(Exception, match=reason) as caught:
-        await service._answer(request("job-touch"))
+        await service._answer(request("job-touch-get"))
     assert (caught.value.code, asked) == ("archived", [])
-    await service._answer(request("job-touch-list"))
+    await service._answer(request("schedule-skips"))
     assert asked == [1]
 
 
@@ -229,6 +254,28 @@ async def test_each_change_is_recorded_with_who_when_and_why_and_two_at_once_are
     assert [change.changed_by for change in view.changes] == [row["changed_by"] for row in reversed(rows)]
     await api_of(bench).change_cluster(ClusterChange(disable=["low"], by="eve"))
     assert await sql.value("SELECT count(*) FROM cluster_change") == 2, "it was so already"
+
+
+async def test_each_change_is_in_the_record_of_operator_actions_and_one_that_changes_nothing_is_not(
+    sql, shop, bench, leading
+):
+    async with client_of(shop) as client:
+        for _ in range(2):
+            await api_of(bench).change_cluster(ClusterChange(disable=["high"], by="ann", reason="quiet"))
+        (action,) = (await client.actions(AuditQuery(action="cluster-set"))).actions
+        assert (action.actor, action.reason, action.matched, action.changed) == ("ann", "quiet", 1, 1)
+        assert action.finished_at is not None
+        assert (await client.action(action.action_id)).parameters == '{"disable": ["high"]}'
+
+
+@pytest.mark.parametrize(("field", "limit"), [("by", 100), ("reason", 500)])
+async def test_who_and_why_are_refused_beyond_what_is_recorded_rather_than_cut(bench, sql, leading, field, limit):
+    words = {"by": "ann"} | {field: "x" * (limit + 1)}
+    with pytest.raises(InvalidJobError, match=f"^field '{field}': {limit + 1} characters, the limit is {limit}"):
+        await api_of(bench).change_cluster(ClusterChange(mode="passive", **words))
+    with pytest.raises(InvalidJobError, match=f"the limit is {limit}"):
+        await api_of(bench).give_up_agent(AgentGiveUp("east", **words))
+    assert await sql.value("SELECT count(*) FROM cluster_change") == 0
 
 
 async def test_a_change_that_cannot_be_is_refused_and_changes_nothing(bench, sql, leading):
@@ -329,13 +376,22 @@ async def test_the_cluster_s_number_of_buckets_is_followed_up_and_down(bench, sh
 
 
 async def test_the_command_line_shows_and_changes_it(leading, nats_server, cluster_name, tmp_path):
-    def run(*arguments):
-        return jm("cluster", *arguments, cwd=tmp_path, JM_NATS_URL=nats_server.url, JM_CLUSTER=cluster_name)
+    def run(*arguments, **variables):
+        variables |= {"JM_NATS_URL": nats_server.url, "JM_CLUSTER": cluster_name}
+        return jm("cluster", *arguments, cwd=tmp_path, **variables)
 
     done = await asyncio.to_thread(run, "show")
     assert done.returncode == 0
     assert "active" in done.stdout
     assert "never changed" in done.stderr
+    done = await asyncio.to_thread(run, "set", "--disable", "low", "--json", JM_ACTOR="bob")
+    assert msgspec.json.decode(done.stdout)["changes"][0]["changed_by"] == "bob"
+    done = await asyncio.to_thread(run, "set", "--enable", "low", "--reason", "x" * 501)
+    assert (done.returncode, "the limit is 500" in done.stderr) == (2, True)
+    done = await asyncio.to_thread(run, "give-up-agent", "west", "--yes")
+    assert (done.returncode, "known are" in done.stderr, "--help" in done.stderr) == (6, True, False)
+    done = await asyncio.to_thread(run, "give-up-agent", "main", "--yes")
+    assert (done.returncode, "the one that answers" in done.stderr) == (7, True)
     done = await asyncio.to_thread(run, "mode", "archived", "--by", "ann", "--reason", "moved", "--json")
     assert done.returncode == 0, done.stderr
     settings = msgspec.json.decode(done.stdout)["settings"]

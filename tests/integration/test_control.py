@@ -9,10 +9,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from jm_core import limits
-from jm_core.api_control import OP_OF, AuditQuery, Change, ControlRequest, JobFilter
+from jm_core.api_control import OP_OF, AuditQuery, Change, ControlReply, ControlRequest, JobFilter
 from jm_core.control import Action
 from jm_core.errors import ActionRefusedError, InvalidJobError, InvalidNameError, JmError, NoSuchJobError
 from jm_core.model import JobStatus as S
+from jm_core.model import Priority
+from jm_master import control_service
 from jm_master import recall as recall_module
 from jm_master.ahead import Ahead
 from jm_master.cancel_store import CancelStore
@@ -23,6 +25,7 @@ from jm_master.leadership import take_term
 from jm_master.pg_errors import StoreContentionError, StoreUnavailableError
 from jm_master.recall import Recaller
 from jm_master.terms import LostTermError
+from jm_nats.api_client import MasterUnavailableError
 from jm_nats.control_client import new_action_id
 from jm_nats.errors import AgentUnavailableError
 from tests.support.control_app import NOTES_VARIABLE, notes
@@ -86,7 +89,7 @@ async def test_a_requeue_may_bring_other_arguments_a_time_a_lane_and_a_priority(
     await idle.client.cancel(job_id)
     at = datetime.now(UTC) + timedelta(days=3)
     await idle.client.requeue(
-        job_id, args={"seconds": 1}, run_at=at, priority="high", lane="other", max_attempts=9, by="ops"
+        job_id, args={"seconds": 1}, run_at=at, priority=Priority.HIGH, lane="other", max_attempts=9, by="ops"
     )
     row = await idle.sql.job(job_id)
     assert (row["status"], row["args"], row["lane"], row["priority"], row["max_attempts"]) == (
@@ -116,16 +119,41 @@ async def test_a_requeue_is_refused_while_another_job_holds_the_unique_key(idle,
     [
         ({"args": {"a": "x" * limits.ARGS_BYTES_MAX}}, "field 'args'"),
         ({"args": {"a": float("nan")}}, "nan is not JSON"),
+        ({"args": {"a": object()}}, "field 'args': not JSON"),
         ({"priority": "urgent"}, "'urgent' is unknown"),
         ({"lane": "a lane"}, "lane 'a lane' is not a valid name"),
         ({"max_attempts": 0}, "field 'max_attempts'"),
         ({"run_at": datetime(2030, 1, 1)}, "run_at"),  # noqa: DTZ001 - that is what is refused
     ],
-    ids=["size", "nan", "priority", "lane", "attempts", "naive"],
+    ids=["size", "nan", "object", "priority", "lane", "attempts", "naive"],
 )
 async def test_what_a_requeue_cannot_take_is_refused_before_anything_is_sent(idle, change, says):
     with pytest.raises((InvalidJobError, InvalidNameError), match=says):
         await idle.client.requeue(new_id(), **change)
+
+
+async def test_a_number_that_is_expected_goes_with_a_filter_only(idle):
+    """Beside ids it would be taken for a check that is not made."""
+    job_id = await idle.submit_with("quick", delay_s=FAR_S)
+    request = ControlRequest(new_action_id(), "ops", ids=[job_id], expect=2)
+    with pytest.raises(InvalidJobError, match=r"^field 'expect': given beside ids"):
+        await idle.client.api.call(OP_OF[Action.CANCEL], request, ControlReply)
+    assert (await idle.sql.job(job_id))["status"] == S.ON_MASTER
+
+
+async def test_what_takes_too_long_says_what_did_not_answer_and_for_how_long(idle, monkeypatch):
+    monkeypatch.setattr(control_service, "PICKED_WITHIN", (0.3, "Postgres"))
+    monkeypatch.setattr(control_service, "NAMED_WITHIN", (0.2, "Postgres, or the worker that has the job,"))
+
+    async def never(*_):
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(ControlStore, "count", never)
+    monkeypatch.setattr(ControlStore, "would_do", never)
+    with pytest.raises(MasterUnavailableError, match=r"Postgres did not answer within 0.3 s"):
+        await idle.client.count_where(Action.CANCEL, None)
+    with pytest.raises(MasterUnavailableError, match=r"or the worker that has the job, did not answer within 0.2 s"):
+        await anext(idle.client.control(Action.CANCEL, [new_id()], dry_run=True))
 
 
 async def test_a_waiting_job_is_run_now(small):
@@ -170,7 +198,7 @@ async def test_a_job_that_its_worker_has_started_is_not_given_back(small):
 
 async def test_a_waiting_job_moves_to_another_priority_and_lane(idle):
     job_id = await idle.submit_with("quick", delay_s=FAR_S)
-    await idle.client.change_priority(job_id, "critical", lane="fast", by="ops")
+    await idle.client.change_priority(job_id, Priority.CRITICAL, lane="fast", by="ops")
     row = await idle.sql.job(job_id)
     assert (row["priority"], row["lane"], row["status"]) == (5, "fast", S.ON_MASTER)
 

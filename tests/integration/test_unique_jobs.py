@@ -13,9 +13,11 @@ from jm_core import limits
 from jm_core.errors import ActionRefusedError, DuplicateJobError, InvalidJobError, JobFailedError
 from jm_core.model import JobStatus
 from jm_master.queries import named
+from jm_master.waiters import ResultWaiters
 from jm_nats.client import JobClient, submission
 from jm_nats.config import NatsConfig
 from tests.support.master import coordinating, job, linked, new_id
+from tests.support.server_log import no_deadlock
 from tests.support.waiting import wait_until
 
 ENDED = [status for status in JobStatus if status.is_terminal]
@@ -197,9 +199,17 @@ async def test_what_ended_within_its_window_is_not_replaced(bench, db):
     assert refused.existing_id == first["id"]
 
 
-async def test_who_waits_for_a_replaced_job_is_told_at_once(bench, client):
+async def test_who_waits_for_a_replaced_job_is_told_at_once(bench, client, monkeypatch):
+    held, waiting_for = [], ResultWaiters.waiting
+
+    def noted(waiters, *job_ids):
+        held.extend(job_ids)
+        return waiting_for(waiters, *job_ids)
+
+    monkeypatch.setattr(ResultWaiters, "waiting", noted)
     first = await client.submit(submission("h", unique_key="k", **LATER), wait="recorded")
     waiting = asyncio.create_task(client.result(first.job_id, timeout=20))
+    await wait_until(lambda: first.job_id in held, what="the leader to know who waits")
     second = await client.submit(submission("h", unique_key="k", on_conflict="replace", **LATER), wait="recorded")
     with pytest.raises(JobFailedError, match=f"replaced by {second.job_id}"):
         await asyncio.wait_for(waiting, 4)
@@ -330,13 +340,34 @@ async def test_a_stricter_isolation_changes_nothing(nats_server, database, db, c
     assert await db.fetchval("SELECT count(*) FROM job") == 5
 
 
-async def test_batches_that_hold_each_others_keys_do_not_wait_for_each_other(bench, db):
+async def test_batches_that_hold_each_others_keys_do_not_wait_for_each_other(bench, postgres_server):
     """Two batches are saved at once: without care Postgres would have to find the deadlock, after a second."""
     keys = [f"k{n}" for n in range(300)]
     messages = [[job(unique_key=key) for key in (keys if n % 2 else reversed(keys))] for n in range(8)]
-    answers = await asyncio.gather(*[bench.submit_and_wait(*message) for message in messages])
+    with no_deadlock(postgres_server):
+        answers = await asyncio.gather(*[bench.submit_and_wait(*message) for message in messages])
     assert sum(statuses(receipts).count("recorded") for receipts in answers) == 300
-    assert await db.fetchval("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()") == 0
+
+
+async def test_a_deadlock_would_be_seen(postgres_server, database):
+    """What the test above, and that of retention, look for."""
+    one, other = [await asyncpg.connect(database) for _ in range(2)]
+    for connection, number in ((one, 1), (other, 2)):
+        await connection.execute("SET deadlock_timeout = '10ms'")
+        await connection.execute(f"SELECT pg_advisory_lock({number})")
+    asked = [
+        asyncio.create_task(one.execute("SELECT pg_advisory_lock(2)")),
+        asyncio.create_task(other.execute("SELECT pg_advisory_lock(1)")),
+    ]
+    watching = no_deadlock(postgres_server)
+    watching.__enter__()
+    (loser, *_), _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED, timeout=20)
+    with pytest.raises(AssertionError, match="deadlock detected"):
+        watching.__exit__(None, None, None)
+    assert isinstance(loser.exception(), asyncpg.DeadlockDetectedError)
+    for connection in (one, other):
+        connection.terminate()
+    await asyncio.gather(*asked, return_exceptions=True)
 
 
 # -- ways in

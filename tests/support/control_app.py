@@ -38,12 +38,12 @@ async def waits(ctx: JobContext, seconds: float = 600.0) -> str:
 
 
 @jm.handler("ignores", timeout=3600, max_attempts=5)
-async def ignores(ctx: JobContext, seconds: float = 1.0) -> dict[str, Any]:
+async def ignores(ctx: JobContext, path: str) -> dict[str, Any]:
+    """Takes no notice of being cancelled, until there is such a file."""
     note("started", ctx.job_id)
-    until_s = time.monotonic() + seconds
-    while time.monotonic() < until_s:
+    while not Path(path).exists():  # noqa: ASYNC240 - a test's own disk
         try:
-            await asyncio.sleep(until_s - time.monotonic())
+            await asyncio.sleep(STEP_S)
         except asyncio.CancelledError:
             note("cancelled", ctx.job_id)
     return {"late": True}

@@ -1,11 +1,16 @@
 """What follows from a cluster's settings, and which changes there can be."""
 
+import importlib
 import itertools
+import pkgutil
 
 import msgspec
 import pytest
 
-from jm_core import api, wire
+import jm_core
+import jm_core.api
+from jm_core import api_control, wire
+from jm_core.api_archived import ANSWERED_WHEN_ARCHIVED, LOOK_THEMSELVES, is_answered
 from jm_core.cluster import (
     BUCKETS_MAX,
     DEFAULT,
@@ -98,9 +103,71 @@ def test_a_worker_wants_buckets_for_what_is_enabled_its_own_number_before_the_cl
     assert buckets_wanted(["a"], [Priority.CRITICAL], {}, settings).total() == 0
 
 
-def test_an_archived_cluster_answers_what_only_reads_and_lets_itself_be_taken_up_again():
-    operations = {value for name, value in vars(api).items() if name.startswith("OP_")}
-    reads = {operation for operation in operations if api.is_read(operation)}
-    assert {api.OP_JOB_GET, api.OP_JOB_LIST, api.OP_JOB_RESULT, api.OP_REJECTED_GET, api.OP_UNSERVED} <= reads
-    assert api.is_read(api.OP_CLUSTER_SET)
-    assert not any(map(api.is_read, ["job-cancel", "job-requeue", "schedule-set", "schedule-delete", "get", ""]))
+REFUSED = {
+    "job-cancel",
+    "job-requeue",
+    "job-run-now",
+    "job-reschedule",
+    "job-priority",
+    "retention-run",
+    "schedule-add",
+    "schedule-edit",
+    "schedule-pause",
+    "schedule-resume",
+    "schedule-run-now",
+    "schedule-delete",
+}
+ANSWERED = {
+    "job-get",
+    "job-list",
+    "job-attempts",
+    "job-result",
+    "job-results",
+    "job-progress",
+    "job-count",
+    "job-history",
+    "rejected-list",
+    "rejected-get",
+    "unserved",
+    "cluster-get",
+    "cluster-set",
+    "agent-give-up",
+    "audit-list",
+    "audit-get",
+    "retention-get",
+    "retention-count",
+    "schedule-list",
+    "schedule-get",
+    "schedule-skips",
+}
+
+
+def operations_of(module):
+    """Every operation that a module of the API names: one that is in neither list above fails the test."""
+    named = [value for name, value in vars(module).items() if name.startswith("OP_")]
+    return [one for value in named for one in (value.values() if isinstance(value, dict) else [value])]
+
+
+API_MODULES = [
+    jm_core.api,
+    *(
+        importlib.import_module(f"jm_core.{m.name}")
+        for m in pkgutil.iter_modules(jm_core.__path__)
+        if m.name.startswith("api_")
+    ),
+]
+OPERATIONS = sorted({operation for module in API_MODULES for operation in operations_of(module)})
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_an_archived_cluster_answers_what_changes_nothing_and_lets_itself_be_taken_up_again(operation):
+    assert (operation in ANSWERED) is not (operation in REFUSED), "say here whether an archived cluster answers it"
+    assert (operation in ANSWERED_WHEN_ARCHIVED) is (operation in ANSWERED)
+    # A dry run changes nothing, and only the operation itself sees whether it is one.
+    assert (operation in LOOK_THEMSELVES) is (operation in api_control.OP_OF.values())
+
+
+def test_no_name_is_listed_that_no_operation_has():
+    assert set(OPERATIONS) == ANSWERED | REFUSED
+    assert set(OPERATIONS) >= ANSWERED_WHEN_ARCHIVED | LOOK_THEMSELVES
+    assert not any(map(is_answered, ["job-touch", "job-touch-list", "get", ""]))
