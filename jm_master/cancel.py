@@ -95,8 +95,8 @@ class Canceller:
         for job in ended:
             if job.bucket is not None and job.was in (JobStatus.IN_BUCKET, JobStatus.PROCESSING):
                 self._give_back(job.bucket, job.run_at)
-                if not job.asked_before:
-                    self._followed.add((job.id, job.dispatch))
+        # Of what runs on nothing follows before its end is recorded.
+        self._followed.update((job.id, job.dispatch) for job in changed if job.bucket is not None)
         self.ended([job.id for job in ended])
         if any(job.bucket is not None for job in changed):
             self._wake.set()

@@ -26,7 +26,7 @@ WITH term AS MATERIALIZED (
     INSERT INTO jobmaster.cancel_order (job_id, dispatch, bucket_id, why)
     SELECT p.id, p.dispatch, p.bucket_id, $6
       FROM picked AS p JOIN upd ON upd.id = p.id WHERE p.status IN (2, 3) AND p.bucket_id IS NOT NULL
-    ON CONFLICT DO NOTHING
+    ON CONFLICT (job_id, dispatch) DO UPDATE SET told = 0, told_at = NULL  -- asked for before, and now done by force
 )
 SELECT (SELECT count(*) FROM term) AS terms, p.id::text, p.handler, p.status AS was, p.bucket_id, p.worker_id, p.dispatch,
        extract(epoch FROM p.run_at)::float8 AS run_at, upd.status AS became,

@@ -32,7 +32,7 @@ WITH term AS MATERIALIZED (
     UPDATE jobmaster.job AS j
        SET status = 1, bucket_id = NULL, run_at = coalesce($3, now()), args = coalesce($4::text::jsonb, j.args),
            priority = coalesce($5, j.priority), lane = coalesce($6, j.lane),
-           occurrence = CASE WHEN j.attempt > 0 THEN j.occurrence END,
+           occurrence = CASE WHEN j.withdrawn IS NULL THEN j.occurrence END,
            max_attempts = coalesce($7, j.max_attempts), excused = j.attempt,
            started_at = NULL, finished_at = NULL, worker_id = NULL, result = NULL, error = NULL, progress = NULL,
            progress_note = NULL, cancel_requested_at = NULL, cancelled_by = NULL, cancel_reason = NULL

@@ -297,11 +297,11 @@ async def test_what_another_agent_s_leader_cancels_is_given_back_once_to_the_led
         await asking.tell_once()
         assert streams.told == []
         streams.is_there = False
-        assert await owner.tell_once() == 1
+        await owner.tell_once()
         assert ledger.outstanding() == {"b": 2}, "its worker may still take it"
         streams.is_there = True
         with waiters.waiting(job_id) as ended:
-            assert await owner.tell_once() == 0
+            await owner.tell_once()
             assert ended.is_set()
         await owner.tell_once()
         assert (streams.told, ledger.outstanding()) == ([job_id], {"b": 1})
