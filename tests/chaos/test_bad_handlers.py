@@ -79,7 +79,7 @@ async def one_of_sixty_kills(scene: Scene, client: JobClient) -> None:
     async def poison_ended() -> bool:
         return bool(await scene.sql.value("SELECT 1 FROM job WHERE id = $1 AND status >= 4", poison))
 
-    # Whatever was beside it twice starts alone, too, 5 s after the one before it: thirty of them are before it at worst.
+    # Whatever was beside it twice starts alone, too, 5 s after the one before it: thirty such at worst.
     async with asyncio.timeout(240):
         while not await poison_ended():
             await asyncio.sleep(0.2)
