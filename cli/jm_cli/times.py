@@ -1,25 +1,25 @@
 """Times as people type them. One rule everywhere: an instant has an offset, or it is refused (BR-070)."""
 
-import re
 from datetime import datetime
-from typing import Final
 
-from jm_core.errors import InvalidJobError
-
-_UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_delay = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)", re.ASCII)
+from jm_core.errors import InvalidJobError, InvalidScheduleError
 
 
 def parse_delay(text: str, option: str) -> float:
-    """Seconds of ``90``, ``90s``, ``10m``, ``2h`` or ``1d``.
+    """Seconds of ``90``, ``90s``, ``10m``, ``1h30m`` or ``1d``, as in a schedule's interval.
 
     Raises:
         InvalidJobError.
     """
-    found = _delay.fullmatch(text.strip().lower())
-    if found is None:
-        raise InvalidJobError(option, f"{text[:40]!r} is no delay", remedy="write 90, 90s, 10m, 2h or 1d")
-    return float(found[1]) * _UNITS[found[2]]
+    from jm_core.recurrence.every import length_s  # noqa: PLC0415 - its neighbours take a while to import
+
+    problem = InvalidJobError(option, f"{text[:40]!r} is no delay", remedy="write 90, 90s, 10m, 1h30m or 1d")
+    if not text.strip():
+        raise problem
+    try:
+        return float(length_s(text))
+    except InvalidScheduleError:
+        raise problem from None
 
 
 def parse_instant(text: str, option: str = "--at") -> datetime:

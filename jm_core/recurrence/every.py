@@ -56,10 +56,15 @@ def parse_interval(text: str, *, kind: str = "every", offset: int = 0) -> timede
     Raises:
         InvalidScheduleError.
     """
+    return check_interval(length_s(text, kind=kind, offset=offset), text.strip(), kind)
+
+
+def length_s(text: str, *, kind: str = "every", offset: int = 0) -> Decimal:
+    """Seconds of a length of time, of whatever size. Arguments and errors as for ``parse_interval``."""
     begin = len(text) - len(text.lstrip())
     end = len(text.rstrip())
     if BARE_SECONDS.fullmatch(text[begin:end]):
-        return check_interval(Decimal(text[begin:end]), text.strip(), kind)
+        return Decimal(text[begin:end])
     total = Decimal(0)
     largest = None
     at = begin
@@ -73,7 +78,7 @@ def parse_interval(text: str, *, kind: str = "every", offset: int = 0) -> timede
         total += Decimal(found[1]) * UNITS_S[found[2].lower()]
         largest = order
         at = found.end()
-    return check_interval(total, text.strip(), kind)
+    return total
 
 
 def check_interval(seconds: Decimal, text: str, kind: str) -> timedelta:

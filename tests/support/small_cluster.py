@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from jm_core.model import Priority
 from jm_nats import JobClient, JobMaster
 from jm_nats.config import NatsConfig
-from jm_nats.worker import Worker, WorkerConfig
-from tests.support import control_app
-from tests.support.master import FAST, LEASE_S, coordinating
+from tests.support import control_app, in_process
+from tests.support.master import FAST, coordinating
 from tests.support.sql import Sql
 from tests.support.waiting import wait_until
 
@@ -23,6 +20,7 @@ if TYPE_CHECKING:
 
     from jm_master.config import CoordinatorConfig
     from jm_master.coordinator import Coordinator
+    from jm_nats.worker import Worker
 
 
 @dataclass
@@ -81,19 +79,5 @@ async def small_cluster(
 async def working(nats_url: str, name: str, **config: Any) -> AsyncIterator[Worker]:
     app = JobMaster(name, nats=NatsConfig(servers=(nats_url,)))
     app.handlers.update(control_app.jm.handlers)
-    settings = {"lease_s": LEASE_S, "heartbeat_s": 0.3, "priorities": (Priority.MEDIUM,)} | config
-    worker = Worker(app, WorkerConfig(**settings))
-    stop, hurry = asyncio.Event(), asyncio.Event()
-    running = asyncio.create_task(worker.run(stop, hurry))
-    ready = asyncio.create_task(worker.ready.wait())
-    await asyncio.wait({running, ready}, return_when=asyncio.FIRST_COMPLETED, timeout=20)
-    ready.cancel()
-    try:
-        assert worker.ready.is_set(), running
+    async with in_process.working(app, **config) as worker:
         yield worker
-    finally:
-        stop.set()
-        hurry.set()
-        await asyncio.wait({running}, timeout=20)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
