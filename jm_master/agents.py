@@ -11,7 +11,6 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Final
 
-import anyio
 import msgspec
 import uuid_utils
 from msgspec import Struct
@@ -27,6 +26,7 @@ from jm_master.leadership import take_term
 from jm_master.queries import named
 from jm_master.registry_view import Elsewhere
 from jm_master.terms import LostTermError
+from jm_nats.pace import tick
 
 if TYPE_CHECKING:
     from jm_core.ids import Term
@@ -80,7 +80,7 @@ class Agents:
         """
         while True:
             await self.look_once()
-            await anyio.sleep(LOOK_S)
+            await tick(LOOK_S)
 
     async def look_once(self) -> None:
         await self._say()

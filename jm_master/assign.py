@@ -16,6 +16,7 @@ from jm_master.ledger import LATER_HORIZON_S
 from jm_master.save_store import TermLost
 from jm_master.terms import LostTermError
 from jm_nats.crashpoints import reach
+from jm_nats.pace import tick_s
 
 if TYPE_CHECKING:
     from jm_core.ids import Term
@@ -72,7 +73,7 @@ class Assigner:
                 await self._ledger.freed.wait(self._poll_s)
                 await anyio.sleep(PASS_GAP_S)
             else:
-                await self._wake.wait(self._poll_s)
+                await self._wake.wait(tick_s(self._poll_s))
 
     async def _reseed_when_quiet(self) -> None:
         """The ledger drifts a little with every crash of a worker; when nothing moves, Postgres knows exactly."""

@@ -17,6 +17,7 @@ from jm_master.pg_errors import StoreUnavailableError
 from jm_master.wake import Wake
 from jm_nats.crashpoints import reach
 from jm_nats.errors import AgentError, NoSuchStreamError
+from jm_nats.pace import tick_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,7 +119,7 @@ class Canceller:
         """Until cancelled: send what is to be sent, at once when there is something new."""
         while True:
             if not await self.tell_once():
-                await self._wake.wait(RETELL_S)
+                await self._wake.wait(tick_s(RETELL_S))
 
     async def tell_once(self) -> bool:
         """One pass; whether there is more to be sent at once."""

@@ -21,6 +21,7 @@ from jm_master.queries import named
 from jm_master.terms import LostTermError
 from jm_nats.connection import server_clock_offset
 from jm_nats.errors import AgentError
+from jm_nats.pace import tick
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,7 +68,7 @@ class ClusterDuty:
         """Follow what other agents' leaders write, and keep the KV true, until cancelled."""
         while True:
             await self.look_once()
-            await anyio.sleep(POLL_S)
+            await tick(POLL_S)
 
     async def look_once(self) -> None:
         async with self._one_by_one:

@@ -10,8 +10,6 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final, assert_never
 
-import anyio
-
 from jm_core import limits, rpc
 from jm_core.api_schedules import Origin, ScheduleSpec, ScheduleState
 from jm_core.errors import InvalidScheduleError
@@ -22,6 +20,7 @@ from jm_master.pg_errors import RowRefusedError, StoreMisconfiguredError
 from jm_master.schedule_rows import shown_spec_of
 from jm_master.schedule_store import ScheduleWrite
 from jm_master.terms import LostTermError
+from jm_nats.pace import tick
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -87,7 +86,7 @@ class Declarations:
         await self._database.ride_out(lambda: self._store.forget(FORGET_S))
         while True:
             await self.look_once(now_s=time.monotonic())
-            await anyio.sleep(pass_s)
+            await tick(pass_s)
 
     async def look_once(self, *, now_s: float) -> None:
         """One pass: costs nothing but memory unless something new is declared, or it is time to write down what is."""

@@ -14,6 +14,7 @@ from jm_core.ids import is_canonical_id
 from jm_core.model import STATUS_BY_LABEL
 from jm_master.api_errors import decoded
 from jm_master.pg_errors import StoreContentionError, StoreUnavailableError
+from jm_nats.pace import tick
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -59,7 +60,7 @@ class EndsService:
     async def run(self) -> None:
         """Until cancelled: notice what ends at other agents, by one look for all who wait."""
         while True:
-            await anyio.sleep(OTHERS_POLL_S)
+            await tick(OTHERS_POLL_S)
             if self._others():
                 await self._notice()
 

@@ -9,14 +9,13 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, TypeVar
 
-import anyio
-
 from jm_core import fallback as rules
 from jm_core import rpc
 from jm_core.api import UnservedKind
 from jm_core.fallback import ASKED_S, Kind, Order
 from jm_core.model import Priority
 from jm_nats import telemetry
+from jm_nats.pace import tick
 
 if TYPE_CHECKING:
     from jm_core.fallback import Picture, Route
@@ -72,7 +71,7 @@ class FallbackDuty:
         try:
             while True:
                 await self.look_once(now_s=time.monotonic())
-                await anyio.sleep(min(PASS_MAX_S, self._threshold_s / 10))
+                await tick(min(PASS_MAX_S, self._threshold_s / 10))
         finally:
             telemetry.kinds_unserved(0)  # from here on the next leader counts them
 

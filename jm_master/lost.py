@@ -28,6 +28,7 @@ from jm_master.record_store import held_of
 from jm_master.terms import LostTermError
 from jm_nats.crashpoints import reach
 from jm_nats.errors import AgentError
+from jm_nats.pace import tick_s
 from jm_nats.provision import delete_bucket, delete_consumer
 from jm_nats.subjects import RUN_CONSUMER
 
@@ -94,7 +95,7 @@ class Undertaker:
         async with anyio.create_task_group() as self._tasks:
             self._tasks.start_soon(self._look_for_strays)
             while True:
-                await self._registry.attention.wait(self._watch.sweep_s)
+                await self._registry.attention.wait(tick_s(self._watch.sweep_s))
                 await self.look_once()
 
     async def _look_for_strays(self) -> None:

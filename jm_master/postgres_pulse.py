@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from jm_core.errors import JmError
+from jm_nats.pace import tick
 
 if TYPE_CHECKING:
     from jm_master.database import Database
@@ -46,7 +47,7 @@ class PostgresPulse:
             tasks.start_soon(self._notice_silence)
             while True:
                 await self.ask()
-                await anyio.sleep(self._ask_s)
+                await tick(self._ask_s)
 
     async def ask(self) -> bool:
         """One question; whether Postgres would take a write."""
@@ -78,6 +79,6 @@ class PostgresPulse:
 
     async def _notice_silence(self) -> None:
         while True:
-            await anyio.sleep(self._silent_s / 4)
+            await tick(self._silent_s / 4)
             if time.monotonic() - self._answered_s > self._silent_s + self._ask_s:
                 self._board.trouble(NAME, f"no answer from Postgres at {self._database.where}")

@@ -21,6 +21,7 @@ from jm_master.registry_view import RegistryView
 from jm_master.wake import Wake
 from jm_nats.errors import AgentError
 from jm_nats.kv import CasKv, Changed, Removed, Snapshot, Stale, Written
+from jm_nats.pace import tick
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,7 +124,7 @@ class Registry:
     async def _look_up_silent_workers(self) -> None:
         """Heartbeats come several times per lease: who was silent for longer has expired, or the watch is dead."""
         while True:
-            await anyio.sleep(LOOK_S)
+            await tick(LOOK_S)
             silent_since_s = time.monotonic() - self._lease_s - LOOK_S
             silent = [worker for worker, heard_s in self._heard_s.items() if heard_s < silent_since_s]
             for worker in silent:

@@ -6,9 +6,8 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
-import anyio
-
 from jm_nats.errors import AgentError
+from jm_nats.pace import tick
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -57,4 +56,4 @@ class Watch:
                 self.blind()
             else:
                 self.looked(now_s=time.monotonic())
-            await anyio.sleep(self.sweep_s)
+            await tick(self.sweep_s)

@@ -17,6 +17,7 @@ from jm_master.saver import Saver, Work
 from jm_master.submissions import accepted, in_batches, read, receipts_for, refusals_of, refuse_all
 from jm_nats import telemetry
 from jm_nats.crashpoints import reach
+from jm_nats.pace import tick
 from jm_nats.pull import ack
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class Writer:
     async def _tidy(self) -> None:
         """Delete the outbox rows of sent messages when no next batch comes along to do it."""
         while True:
-            await anyio.sleep(TIDY_S)
+            await tick(TIDY_S)
             if self._saver.sent and time.monotonic() - self._saved_at_s >= TIDY_S:
                 await self._saver.save(Work(), [], [])
 

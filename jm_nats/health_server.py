@@ -7,7 +7,6 @@ its request byte by byte is cut off after ``REQUEST_S``, and more than ``REQUEST
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
 import socketserver
@@ -23,6 +22,7 @@ from msgspec import Struct
 from jm_core import limits, wire
 from jm_core.errors import InvalidSettingError
 from jm_core.health import Answer, GroupReport, Health, is_live, is_ready, overall
+from jm_nats.pace import tick
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -101,7 +101,7 @@ class HealthServer:
         """Show that the event loop turns, until cancelled."""
         while True:
             self._ticked_s = time.monotonic()
-            await asyncio.sleep(TICK_S)
+            await tick(TICK_S)
 
     # Called in the server's threads.
 

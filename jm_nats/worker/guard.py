@@ -5,7 +5,6 @@ lease has been in doubt it is trusted again only after the registry was asked fo
 been frozen, and the first heartbeat after that says nothing about what others have done meanwhile.
 """
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -13,6 +12,7 @@ from typing import Protocol
 
 from jm_core.lease import self_fence_margin_s, trusted_until_s
 from jm_nats.errors import AgentError
+from jm_nats.pace import tick
 
 log = logging.getLogger("jobmaster.worker")
 
@@ -69,7 +69,7 @@ class Guard:
         """Look until cancelled."""
         while True:
             await self.look()
-            await asyncio.sleep(self._look_s)
+            await tick(self._look_s)
 
     async def look(self) -> None:
         if self.holds():

@@ -14,6 +14,7 @@ from jm_core.rebalance import Waiting, jobs_to_return
 from jm_core.wire import WorkerRecord
 from jm_nats.errors import AgentError
 from jm_nats.kv import CasKv, Entry
+from jm_nats.pace import tick
 from jm_nats.worker.engine import Engine
 
 log = logging.getLogger("jobmaster.worker")
@@ -32,7 +33,7 @@ class Neighbours:
     async def run(self) -> None:
         """Look until cancelled. NATS being away costs passes, not the running handlers."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await tick(LOOK_S)
             try:
                 await self.look_once()
             except AgentError as error:

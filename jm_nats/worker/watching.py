@@ -15,6 +15,7 @@ from jm_nats.connection import NatsLink, server_clock_offset
 from jm_nats.errors import AgentError
 from jm_nats.health import HealthBoard
 from jm_nats.kv import Changed, Removed, Snapshot
+from jm_nats.pace import tick, tick_s
 from jm_nats.provision import ensure_cluster
 from jm_nats.subjects import Names
 from jm_nats.worker.blocking import Culprit
@@ -25,6 +26,7 @@ log = logging.getLogger("jobmaster.worker")
 
 TICK_S: Final = 1.0
 BLOCKED_S: Final = 1.0
+REFRESH_TICKS: Final = 10  # an SDK that is installed after the start is noticed so late
 CLOCK_CHECK_S: Final = 60.0
 CLOCK_SKEW_WARN_S: Final = 1.0
 ENSURE_AFTER_BEATS: Final = 3  # unconfirmed ones in a row, on a connection that is up: is the KV still there?
@@ -43,15 +45,19 @@ class LoopPulse:
         self._culprit = culprit
         self._named_s = 0.0  # the tick after which a culprit was named
         self._name = ""
+        self._ticks = 0
 
     async def run(self) -> None:
         """How late a timer fires is how long something blocked the loop."""
         while True:
             before = time.monotonic()
-            await asyncio.sleep(TICK_S)
+            wait_s = tick_s(TICK_S)
+            await asyncio.sleep(wait_s)
             self.last_tick_s = time.monotonic()
-            telemetry.refresh()
-            self.lag_s = max(0.0, self.last_tick_s - before - TICK_S)
+            self._ticks += 1
+            if self._ticks % REFRESH_TICKS == 0:  # dearer than all the rest of a tick
+                telemetry.refresh()
+            self.lag_s = max(0.0, self.last_tick_s - before - wait_s)
             if self.lag_s > BLOCKED_S:
                 self._say_it_turns()
 
@@ -122,13 +128,13 @@ async def watch_slots(parts: Parts, board: HealthBoard) -> None:
     while True:
         parts.engine.check_slots()
         board.cycle("slots", STALL_LIMIT_S)
-        await asyncio.sleep(TICK_S)
+        await tick(TICK_S)
 
 
 async def watch_store(parts: Parts, names: Names, config: WorkerConfig) -> None:
     """NATS is there and confirms no heartbeat: has it lost its store? Make anew what we need of it."""
     while True:
-        await asyncio.sleep(TICK_S)
+        await tick(TICK_S)
         if parts.heartbeat.failing < ENSURE_AFTER_BEATS or not parts.link.connected:
             continue
         try:
@@ -147,7 +153,7 @@ async def watch_heartbeat(parts: Parts, board: HealthBoard, config: WorkerConfig
             board.cleared("heartbeat")
         elif parts.heartbeat.failing:
             board.trouble("heartbeat", f"NATS has not confirmed the last {parts.heartbeat.failing}")
-        await asyncio.sleep(config.heartbeat_s / 2)
+        await tick(config.heartbeat_s / 2)
 
 
 async def watch_clock(link: NatsLink, clock: CorrectedClock) -> None:
