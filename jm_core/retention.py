@@ -6,13 +6,13 @@ before the first of its ended jobs may go. With one retention for all, a page is
 """
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from jm_core import limits
-from jm_core.errors import InvalidSettingError
+from jm_core.errors import InvalidScheduleError, InvalidSettingError
+from jm_core.lengths import length_s
 from jm_core.model import JobStatus
 
 JOB_KINDS: Final = tuple(status.label for status in JobStatus if status.is_terminal)
@@ -32,9 +32,6 @@ SLACK_S_MIN: Final = 30.0
 WORK_SHARE: Final = 0.1  # of the time at most is spent in Postgres
 REST_S_MIN: Final = 0.02
 REST_S_MAX: Final = 5.0
-
-_UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_duration = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([smhd]?)", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -89,10 +86,10 @@ def parse_retention(text: str) -> Retention:
 def _seconds(text: str, word: str) -> float | None:
     if text == NEVER:
         return None
-    found = _duration.fullmatch(text)
-    if found is None:
-        raise _wrong(word, f"{text[:40]!r} is no duration")
-    seconds = float(found[1]) * _UNITS[found[2] or "s"]
+    try:
+        seconds = float(length_s(text))
+    except InvalidScheduleError:
+        raise _wrong(word, f"{text[:40]!r} is no duration") from None
     if seconds > KEEP_S_MAX:
         raise _wrong(word, f"that is more than {KEEP_S_MAX:.0f} seconds; write {NEVER}")
     return seconds

@@ -7,23 +7,24 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from jm_cli.exits import CliError, ExitCode, UsageError
+from jm_cli.exits import CliError, ExitCode
 from jm_cli.options import expanded
 from jm_cli.plain_text import one_line
 from jm_cli.render import json_text, print_json, print_line
 from jm_cli.running import ClientOptions, run_briefly
 from jm_cli.settings import JsonFlag
+from jm_cli.times import parse_delay
 
 if TYPE_CHECKING:
     from jm_nats.results import EndedJob, JobProgress
 
 BAR_CHARS: Final = 24
 TimeoutOption = Annotated[
-    float | None,
+    str | None,
     typer.Option(
         "--timeout",
-        metavar="SECONDS",
-        help="How long to wait; the jobs themselves go on.",
+        metavar="DELAY",
+        help="How long to wait (90, 90s, 10m, 1h30m); the jobs themselves go on.",
         show_default="for ever",
     ),
 ]
@@ -48,7 +49,7 @@ def wait(
     coordinators and outages of Postgres and NATS.
 
     Examples:
-        jm job wait 0198c1c6-6d2e-7b7a-a0d5-6a1f0b1c2d3e --timeout 60
+        jm job wait 0198c1c6-6d2e-7b7a-a0d5-6a1f0b1c2d3e --timeout 10m
         jm job list --status processing --json | jq -r '.jobs[].id' | xargs jm job wait
     """
     from jm_core.errors import JmError  # noqa: PLC0415
@@ -154,10 +155,8 @@ def _ids(given: list[str]) -> list[str]:
     return list(dict.fromkeys(parse_job_id(job_id) for job_id in given))
 
 
-def _patience_s(timeout: float | None) -> float | None:
-    if timeout is not None and not 0 <= timeout < float("inf"):
-        raise UsageError(f"--timeout is {timeout}; it must be a number of seconds, 0 or more")
-    return timeout
+def _patience_s(timeout: str | None) -> float | None:
+    return None if timeout is None else parse_delay(timeout, "--timeout")
 
 
 def _outcome(job: "EndedJob") -> str:

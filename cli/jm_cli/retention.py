@@ -12,13 +12,14 @@ from jm_cli.options import expanded
 from jm_cli.render import moment, print_json, print_line, print_record, print_table, say
 from jm_cli.running import ClientOptions, run_briefly
 from jm_cli.settings import JsonFlag
+from jm_cli.times import parse_delay
 
 if TYPE_CHECKING:
     from jm_core.api_retention import RetentionView
     from jm_nats.client import JobClient
 
 POLL_S: Final = 0.5
-TIMEOUT_S: Final = 600.0
+TIMEOUT: Final = "10m"
 _UNITS: Final = (("d", 86_400), ("h", 3_600), ("m", 60))
 
 app = typer.Typer(help="How long ended jobs are kept: show, run.", rich_markup_mode=None)
@@ -53,8 +54,8 @@ def run(
     *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Remove nothing; count what would go.")] = False,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="How long to wait for its end; the pass goes on.")
-    ] = TIMEOUT_S,
+        str, typer.Option("--timeout", metavar="DELAY", help="How long to wait for its end; the pass goes on.")
+    ] = TIMEOUT,
     as_json: JsonFlag = False,
     options: ClientOptions,
 ) -> None:
@@ -65,12 +66,13 @@ def run(
         jm retention run --dry-run
         jm retention run
     """
-    if not 0 < timeout < float("inf"):
-        raise UsageError(f"--timeout is {timeout}; it must be a number of seconds, more than 0")
+    timeout_s = parse_delay(timeout, "--timeout")
+    if not timeout_s:
+        raise UsageError(f"--timeout is {timeout}; it must be more than 0")
 
     async def work() -> dict[str, int]:
         async with options.client() as client:
-            return await (_count(client) if dry_run else _pass(client, timeout))
+            return await (_count(client) if dry_run else _pass(client, timeout_s))
 
     counts = {kind: rows for kind, rows in run_briefly(work()).items() if rows}
     if as_json:

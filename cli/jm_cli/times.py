@@ -3,6 +3,7 @@
 from datetime import datetime
 
 from jm_core.errors import InvalidJobError, InvalidScheduleError
+from jm_core.lengths import length_s
 
 
 def parse_delay(text: str, option: str) -> float:
@@ -11,15 +12,11 @@ def parse_delay(text: str, option: str) -> float:
     Raises:
         InvalidJobError.
     """
-    from jm_core.recurrence.every import length_s  # noqa: PLC0415 - its neighbours take a while to import
-
-    problem = InvalidJobError(option, f"{text[:40]!r} is no delay", remedy="write 90, 90s, 10m, 1h30m or 1d")
-    if not text.strip():
-        raise problem
     try:
         return float(length_s(text))
     except InvalidScheduleError:
-        raise problem from None
+        remedy = "write 90, 90s, 10m, 1h30m or 1d"
+        raise InvalidJobError(option, f"{text[:40]!r} is no delay", remedy=remedy) from None
 
 
 def parse_instant(text: str, option: str = "--at") -> datetime:

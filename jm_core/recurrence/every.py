@@ -1,6 +1,5 @@
 """Intervals in real time, counted from an anchor: what the wall clock shows does not matter to them."""
 
-import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -8,15 +7,13 @@ from typing import Final
 
 from jm_core import limits
 from jm_core.errors import InvalidScheduleError
+from jm_core.lengths import length_s
 from jm_core.recurrence.base import in_utc, within_range
 from jm_core.recurrence.zones import load_zone
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 INTERVAL_MIN: Final = timedelta(seconds=1)
 INTERVAL_MAX: Final = timedelta(seconds=limits.DELAY_S_MAX)
-UNITS_S: Final = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60, "s": 1}
-DURATION: Final = re.compile(r"([0-9]{1,12}(?:[.][0-9]{1,6})?)\s*([wdhms])\s*", re.IGNORECASE)
-BARE_SECONDS: Final = re.compile(r"[0-9]{1,12}(?:[.][0-9]{1,6})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,28 +54,6 @@ def parse_interval(text: str, *, kind: str = "every", offset: int = 0) -> timede
         InvalidScheduleError.
     """
     return check_interval(length_s(text, kind=kind, offset=offset), text.strip(), kind)
-
-
-def length_s(text: str, *, kind: str = "every", offset: int = 0) -> Decimal:
-    """Seconds of a length of time, of whatever size. Arguments and errors as for ``parse_interval``."""
-    begin = len(text) - len(text.lstrip())
-    end = len(text.rstrip())
-    if BARE_SECONDS.fullmatch(text[begin:end]):
-        return Decimal(text[begin:end])
-    total = Decimal(0)
-    largest = None
-    at = begin
-    while at < end:
-        found = DURATION.match(text, at)
-        order = "wdhms".index(found[2].lower()) if found else -1
-        if found is None or (largest is not None and order <= largest):
-            problem = "larger units come first, each once" if found else f"{text[at:end]!r} is no length of time"
-            expected = ("a number with w, d, h, m or s",)
-            raise InvalidScheduleError(kind, problem, offset + at + 1, expected, remedy="15m, 1h30m or 90s for example")
-        total += Decimal(found[1]) * UNITS_S[found[2].lower()]
-        largest = order
-        at = found.end()
-    return total
 
 
 def check_interval(seconds: Decimal, text: str, kind: str) -> timedelta:

@@ -4,9 +4,10 @@ import re
 from datetime import datetime
 
 from jm_core.errors import InvalidScheduleError
+from jm_core.lengths import BARE_SECONDS, DURATION
 from jm_core.recurrence.base import KINDS, TEXT_CHARS_MAX, Recurrence
 from jm_core.recurrence.cron import never_fires, parse_cron
-from jm_core.recurrence.every import BARE_SECONDS, DURATION, parse_every
+from jm_core.recurrence.every import parse_every
 from jm_core.recurrence.plain import parse_plain
 from jm_core.recurrence.rrule import parse_rrule
 

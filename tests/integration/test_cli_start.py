@@ -115,6 +115,8 @@ BAD_INPUT = [
     (["job", "wait", "0198c1c6-6d2e-7b7a-a0d5-6a1f0b1c2d3e", "--timeout", "nan"], "--timeout"),
     (["job", "watch", "7"], "'7'"),
     (["job", "watch", "0198c1c6-6d2e-7b7a-a0d5-6a1f0b1c2d3e", "--timeout", "inf"], "--timeout"),
+    (["retention", "run", "--timeout", "soon"], "--timeout"),
+    (["job", "wait", "0198c1c6-6d2e-7b7a-a0d5-6a1f0b1c2d3e", "--timeout", "10m1h"], "--timeout"),
     (["retention", "run", "--timeout", "0"], "--timeout"),
     (["coordinator", "--dsn", "postgresql://u@h/d", "--retention", "soon"], "'soon' is no duration"),
     (["coordinator", "--dsn", "postgresql://u@h/d", "--retention", "done=1d"], "there is no kind 'done'"),
