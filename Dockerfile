@@ -29,7 +29,8 @@ ENV PATH=/opt/jobmaster/bin:$PATH \
 WORKDIR /app
 # By number, so that Kubernetes' runAsNonRoot can see that it is not root.
 USER 10001:10001
-# `jm` is process 1 and handles SIGTERM itself: a worker drains, a coordinator steps down. No shell in between.
+# `jm` handles SIGTERM itself: a worker drains, a coordinator steps down. No shell in between. Run it with an init
+# (docker run --init, compose's `init: true`): a process 1 does not get a signal that comes before it has a handler.
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["jm"]
 CMD ["--help"]

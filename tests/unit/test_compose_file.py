@@ -79,6 +79,11 @@ def test_a_stop_waits_longer_than_a_worker_drains() -> None:
     assert seconds(SERVICES["worker"]["stop_grace_period"]) >= drain_s + MARGIN_S
 
 
+@pytest.mark.parametrize("service", OURS)
+def test_a_signal_before_there_is_a_handler_is_not_lost(service: str) -> None:
+    assert SERVICES[service]["init"] is True  # process 1 would not get it
+
+
 def test_each_waits_for_what_it_needs() -> None:
     healthy, done = "service_healthy", "service_completed_successfully"
     wanted = dict.fromkeys([*NODES, "postgres"], healthy) | {"migrate": done}
