@@ -43,10 +43,12 @@ def own_daemon() -> Iterator[str]:
     """Its address, for DOCKER_HOST. In the end it is stopped, and all it had is removed.
 
     Raises:
-        SmokeError: it does not start.
+        SmokeError: it does not start, or another one runs.
     """
     if not can_start():
         raise SmokeError("--start-dockerd needs root and dockerd on the PATH (Debian: apt-get install docker.io)")
+    if succeeds(["docker", "version"]):  # --bridge=none would take its docker0 away
+        raise SmokeError("a Docker daemon runs already: leave out --start-dockerd")
     folder = Path(tempfile.mkdtemp(prefix="jm-dockerd-"))
     host = f"unix://{folder}/docker.sock"
     where = ("--data-root", folder / "data", "--exec-root", folder / "exec", "--pidfile", folder / "pid")

