@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from deploy.smoke.cluster import NODES, wait_until
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from deploy.smoke.cluster import Cluster, Container
 
 Figures = dict[str, float]
+NO_MAJORITY_S = 10.0
 TAKEOVER_TIMEOUT_S = 60.0
 CAUGHT_UP_TIMEOUT_S = 120.0
 
@@ -61,6 +63,15 @@ def kill_nats_nodes_in_turn(cluster: Cluster) -> Figures:
     return {"node_caught_up_s": round(slowest_s, 1)}
 
 
+def kill_nats_majority(cluster: Cluster) -> Figures:
+    """Two of three, so that nothing can be stored for a while; one comes back, the other stays dead until the end."""
+    first, second = (cluster.container(name) for name in NODES[:2])
+    cluster.docker("kill", first.id, second.id)
+    say(f"killed {first.name} and {second.name}: NATS stores nothing")
+    time.sleep(NO_MAJORITY_S)
+    return {"majority_back_s": round(_restart_node(cluster, first), 1)}
+
+
 def restart_postgres(cluster: Cluster) -> Figures:
     """Killed, as by the kernel: it has to recover from its log."""
     postgres = cluster.container("postgres")
@@ -78,6 +89,7 @@ FAULTS: dict[str, Callable[[Cluster], Figures]] = {
     "worker": kill_worker,
     "leader": kill_leader,
     "postgres": restart_postgres,
+    "nats-majority": kill_nats_majority,
     "nats-turns": kill_nats_nodes_in_turn,
 }
 USUAL = ("nats", "worker")
