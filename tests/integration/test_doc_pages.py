@@ -6,8 +6,9 @@ import pytest
 
 from tests.support.doc_blocks import blocks_of, pages, read
 from tests.support.doc_page import BlockError, opened
+from tests.support.forked_jm import ForkedJm
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # a page has up to 25 commands
 
 RUN = [page for page in pages() if any(block.runs or block.note("parsed") for block in blocks_of(page))]
 
@@ -40,6 +41,18 @@ async def test_a_sabotaged_block_fails(text):
     async with opened("no-such-page") as reader:
         with pytest.raises((BlockError, SyntaxError)):
             await reader.run(*read("page.md", text))
+
+
+async def test_a_command_of_jm_is_run_as_it_is_in_a_shell():
+    """By a prepared process (``ForkedJm``): same output, same exit code."""
+    async with opened("no-such-page") as reader:
+        for command in ("jm --version", "jm schedule preview 'every day at 9:00' --count 1", "jm job show nonsense"):
+            words = ForkedJm.words_of(command)
+            assert words is not None
+            forked, shell = await reader.jm.run(words, reader.env, 30), await reader.in_a_shell(command)
+            assert forked == shell
+    assert ForkedJm.words_of("jm job list | head") is None
+    assert ForkedJm.words_of("python submit.py") is None
 
 
 async def test_what_a_page_starts_ends_with_it():

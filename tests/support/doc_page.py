@@ -31,6 +31,7 @@ import yaml
 
 from jm_core.lifecycle import diagrams
 from tests.support.cli import environment, is_command
+from tests.support.forked_jm import Done, ForkedJm
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -58,15 +59,13 @@ class BlockError(AssertionError):
 class Page:
     """What has happened on it so far: a folder with files, commands that go on, variables."""
 
-    def __init__(self, folder: Path, stack: AsyncExitStack) -> None:
+    def __init__(self, folder: Path, stack: AsyncExitStack, env: dict[str, str], jm: ForkedJm) -> None:
         self.folder = folder
         self.names: dict[str, Any] = {}
         self.started: list[asyncio.subprocess.Process] = []
         self._stack = stack
-        bin_folder = str(Path(sys.executable).parent)
-        self._env = environment(
-            JM_UP_NATS_PORT=str(free_port()), NO_COLOR="1", COLUMNS="160", JM_ACTOR="anna@web-7"
-        ) | {"PATH": os.pathsep.join([bin_folder, os.environ["PATH"]])}
+        self.env = env
+        self.jm = jm
 
     async def run(self, block: Block) -> None:
         """Raise if it does not do what the page says."""
@@ -135,6 +134,20 @@ class Page:
     async def _command(self, block: Block, step: Step) -> None:
         expected = int(block.note("exit", step.command) or 0)
         command = await self._filled_in(step.command)
+        words = ForkedJm.words_of(command)
+        try:
+            if words is None:
+                done = await self.in_a_shell(command)
+            else:
+                done = await self.jm.run(words, self.env, COMMAND_TIMEOUT_S)
+        except TimeoutError:
+            raise BlockError(block, f"{command!r} did not end within {COMMAND_TIMEOUT_S:g} s") from None
+        if done.code != expected:
+            raise BlockError(block, f"{command!r} ended with {done.code}, not with {expected}\n{done.out}{done.err}")
+        if step.shown and not matches(step.shown, done.out):
+            raise BlockError(block, f"{command!r} did not print what the page shows:\n{done.out}{done.err}")
+
+    async def in_a_shell(self, command: str) -> Done:
         process = await asyncio.create_subprocess_exec(
             *("bash", "-c", command),
             cwd=self.folder,
@@ -149,12 +162,9 @@ class Page:
         except TimeoutError:
             os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
-            raise BlockError(block, f"{command!r} did not end within {COMMAND_TIMEOUT_S:g} s") from None
-        said = f"\n{out.decode()}{err.decode()}"
-        if process.returncode != expected:
-            raise BlockError(block, f"{command!r} ended with {process.returncode}, not with {expected}{said}")
-        if step.shown and not matches(step.shown, out.decode()):
-            raise BlockError(block, f"{command!r} did not print what the page shows:{said}")
+            raise
+        assert process.returncode is not None
+        return Done(process.returncode, out.decode(), err.decode())
 
     async def _filled_in(self, command: str) -> str:
         """``<id>`` stands for the newest job that waits, else the newest that has not ended, else the newest."""
@@ -174,7 +184,7 @@ class Page:
             process = await asyncio.create_subprocess_exec(
                 *("bash", "-c", f"exec {command.removeprefix('uv run ')}"),
                 cwd=self.folder,
-                env=self._env,
+                env=self.env,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=out,
                 stderr=asyncio.subprocess.STDOUT,
@@ -207,7 +217,7 @@ class Page:
 
     def _env_of(self, command: str) -> dict[str, str]:
         """A program of the reader's does not look for .jm/env: on the usual port 4222 it needs no setting."""
-        return self._env | (self._local() if command.startswith("python ") else {})
+        return self.env | (self._local() if command.startswith("python ") else {})
 
     async def _sql(self, block: Block) -> None:
         """In a transaction that is rolled back: the next block finds what the page has made, no more."""
@@ -223,6 +233,13 @@ class Page:
             await connection.close()
 
 
+def reader_environment() -> dict[str, str]:
+    """Of somebody who has set nothing, and has ``jm`` and ``python`` of this environment on the path."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    port = str(free_port())
+    return environment(JM_UP_NATS_PORT=port, NO_COLOR="1", COLUMNS="160", JM_ACTOR="anna@web-7") | {"PATH": path}
+
+
 @asynccontextmanager
 async def opened(stem: str) -> AsyncIterator[Page]:
     """A page before its first block; everything it starts has ended on leaving."""
@@ -233,7 +250,8 @@ async def opened(stem: str) -> AsyncIterator[Page]:
         url = os.environ.pop(URL_VARIABLE, None)
         try:
             async with AsyncExitStack() as stack:
-                page = Page(Path(folder), stack)
+                env = reader_environment()
+                page = Page(Path(folder), stack, env, await stack.enter_async_context(ForkedJm(env, Path(folder))))
                 if source:
                     await page.start_app(source)
                 yield page
