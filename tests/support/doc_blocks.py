@@ -27,7 +27,7 @@ LANGUAGES: Final = {
 KEYS: Final = {"not run", "checked by", "background", "exit", "parsed", "kind"}
 # Only a test of their own knows what these say.
 NEVER_RUN: Final = {"js", "transcript", "ebnf", "text"}
-PROMPT: Final = re.compile(r"^(?:\w*\$) ")
+PROMPT: Final = re.compile(r"^(?:\w*\$|#) ")  # "site1$ ", and "# " for root
 _FENCE: Final = re.compile(r"^```([\w-]*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _NOTE: Final = re.compile(r"<!-- ([a-z ]+?)(?: `([^`]+)`)?: (.*?) -->")
 
