@@ -25,9 +25,12 @@ LANGUAGES: Final = {
     *("js", "transcript", "ebnf", "text"),
 }
 KEYS: Final = {"not run", "checked by", "background", "exit", "parsed", "kind"}
+# What a page may have a test do to the machine. Others (pip, docker, kubectl, kill) want a note, or a word here.
+PROGRAMS: Final = {"jm", "uv", "python", "export", "cat", "echo", "false", "sh"}
 # Only a test of their own knows what these say.
 NEVER_RUN: Final = {"js", "transcript", "ebnf", "text"}
 PROMPT: Final = re.compile(r"^(?:\w*\$|#) ")  # "site1$ ", and "# " for root
+_ASSIGNMENT: Final = re.compile(r"\w+=\S*")
 _FENCE: Final = re.compile(r"^```([\w-]*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _NOTE: Final = re.compile(r"<!-- ([a-z ]+?)(?: `([^`]+)`)?: (.*?) -->")
 
@@ -124,8 +127,19 @@ def troubles(block: Block) -> list[str]:
         )
     commands = [step.command for step in block.steps] if block.language == "console" else []
     said += [
+        f"{program!r} is not run for a page: say '<!-- not run `{program}`: REASON -->', or '<!-- checked by: TEST -->'"
+        for command in commands
+        if block.runs and not block.note("not run", command) and (program := _program(command)) not in PROGRAMS
+    ]
+    said += [
         f"no command begins with {note.prefix!r}"
         for note in block.notes
         if note.prefix and not any(command.startswith(note.prefix) for command in commands)
     ]
     return said
+
+
+def _program(command: str) -> str:
+    """The first word that is no variable's value."""
+    words = [word for word in command.split() if not _ASSIGNMENT.fullmatch(word)]
+    return words[0] if words else ""

@@ -31,6 +31,7 @@ import yaml
 
 from jm_core.lifecycle import diagrams
 from tests.support.cli import environment, is_command
+from tests.support.doc_blocks import troubles
 from tests.support.forked_jm import Done, ForkedJm
 from tests.support.waiting import wait_until
 
@@ -69,6 +70,8 @@ class Page:
 
     async def run(self, block: Block) -> None:
         """Raise if it does not do what the page says."""
+        if said := troubles(block):
+            raise BlockError(block, "; ".join(said))
         if not block.runs:
             if block.note("parsed"):
                 parse_commands(block)

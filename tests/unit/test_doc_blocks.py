@@ -52,9 +52,11 @@ def one(text: str) -> Block:
         ("```js\n1\n```\n", "js is not run"),
         ("<!-- not runn: so -->\n```\na\n```\n", "unknown note 'not runn'"),
         ("<!-- not run:  -->\n```\na\n```\n", "without a reason"),
+        ("```console\n$ pip install x\n```\n", "'pip' is not run for a page"),
+        ("```console\n$ A=1 kill 1\n```\n", "'kill' is not run for a page"),
         ("<!-- exit `jm job`: 7 -->\n```console\n$ jm top\n```\n", "no command begins with 'jm job'"),
     ],
-    ids=["language", "drawing", "js", "key", "reason", "prefix"],
+    ids=["language", "drawing", "js", "key", "reason", "pip", "kill", "prefix"],
 )
 def test_a_block_that_would_escape_is_seen(text: str, said: str):
     assert any(said in trouble for trouble in troubles(one(text)))
