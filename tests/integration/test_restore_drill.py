@@ -6,6 +6,8 @@ The backup is a real ``pg_dump`` of the running database, the restore a real ``p
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -17,6 +19,7 @@ from tests.support.processes import Cluster
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
+    from datetime import datetime
     from pathlib import Path
 
     from jm_nats import JobClient
@@ -25,6 +28,7 @@ pytestmark = pytest.mark.slow
 
 HOUR_S: Final = 3600.0
 JOBS: Final = 10
+TICK_S: Final = 2
 
 
 async def run_program(name: str, *arguments: str) -> None:
@@ -55,6 +59,9 @@ async def test_after_a_restore_what_the_backup_holds_runs_and_what_it_lacks_has_
             ended = await recorded(client, delay_s=0)
             await cluster.ended(ended)
             later, meanwhile = await recorded(client, delay_s=HOUR_S), await recorded(client, delay_s=6)
+            await client.schedules.add("tick", "effect", every=f"{TICK_S}s")
+            await wait_until(lambda: ticks_of(cluster, ended_only=True), what="the first jobs of the schedule")
+            planned = await ticks_of(cluster)
             await run_program("pg_dump", "--format=custom", f"--file={dump}", f"--dbname={database}")
             await cluster.ended(meanwhile)
             new_ended = await recorded(client, delay_s=0)
@@ -68,6 +75,14 @@ async def test_after_a_restore_what_the_backup_holds_runs_and_what_it_lacks_has_
             await cluster.ended([*meanwhile, *queued], timeout_s=40)
             await wait_until(lambda: runs_of(effects, new_soon) == JOBS, what="runs of what lay with the worker")
 
+            await wait_until(
+                lambda: has_ended_since(cluster, planned[0] + timedelta(seconds=30)), 60, what="ticks go on"
+            )
+            ticks = await ticks_of(cluster)
+        assert ticks[: len(planned)] == planned, "what was planned ahead is in the backup"
+        gaps = {after - before for before, after in pairwise(ticks)}
+        assert gaps == {timedelta(seconds=TICK_S)}, "each instant is one job"
+
         counts = [await cluster.sql.counts(ids) for ids in (ended, later, meanwhile, queued)]
         assert counts == [{"succeeded": JOBS}, {"on_master": JOBS}, {"succeeded": JOBS}, {"succeeded": JOBS}]
         runs = [runs_of(effects, ids) for ids in (ended, later, meanwhile, queued)]
@@ -76,6 +91,16 @@ async def test_after_a_restore_what_the_backup_holds_runs_and_what_it_lacks_has_
         assert [runs_of(effects, ids) for ids in (new_ended, new_later, new_soon)] == [JOBS, 0, JOBS]
         assert worker.running
         assert coordinator.running
+
+
+async def ticks_of(cluster: Cluster, *, ended_only: bool = False) -> list[datetime]:
+    """The instants of the schedule that have a job, in order."""
+    query = "SELECT occurrence FROM job WHERE schedule = 'tick' AND (NOT $1 OR status = 4) ORDER BY occurrence"
+    return [row["occurrence"] for row in await cluster.sql.rows(query, ended_only)]
+
+
+async def has_ended_since(cluster: Cluster, instant: datetime) -> bool:
+    return bool([at for at in await ticks_of(cluster, ended_only=True) if at >= instant])
 
 
 def runs_of(effects: Path, job_ids: list[str]) -> int:
