@@ -8,19 +8,12 @@ from msgspec.structs import replace
 
 from jm_core import limits, wire
 from jm_core.control import late_note
+from jm_core.lifecycle import ATTEMPT_ENDS
 from jm_core.model import AttemptOutcome, JobStatus, ReturnReason
 from jm_core.payload import cut_text
 from jm_core.retry import Backoff, GiveUp, after_failure
 
 _SUCCEEDED: Final = AttemptOutcome.SUCCEEDED
-_STATUS_OF: Final = {
-    AttemptOutcome.SUCCEEDED: JobStatus.SUCCEEDED,
-    AttemptOutcome.FAILED: JobStatus.FAILED,
-    AttemptOutcome.TIMED_OUT: JobStatus.FAILED,
-    AttemptOutcome.CANCELLED: JobStatus.CANCELLED,
-    AttemptOutcome.INTERRUPTED: JobStatus.ON_MASTER,
-    AttemptOutcome.WORKER_LOST: JobStatus.ON_MASTER,
-}
 
 
 class End(Struct, gc=False):
@@ -131,7 +124,7 @@ def end_of(event: wire.Finished | wire.Quarantined | wire.Returned) -> End:
 
 
 def _end_of_finished(event: wire.Finished) -> End:
-    status = _STATUS_OF[event.outcome]
+    status = ATTEMPT_ENDS[event.outcome]
     retry_in_s = event.retry_in_s
     if status is JobStatus.FAILED and retry_in_s is not None:
         status = JobStatus.ON_MASTER

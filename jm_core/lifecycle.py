@@ -1,12 +1,12 @@
-"""The two state machines as tables. A missing pair is the illegal move; the docs' diagrams are printed from here."""
+"""The state machines as tables. A missing pair is the illegal move; the docs' diagrams are printed from here."""
 
 from collections.abc import Mapping
 from enum import Enum
 from typing import Final, TypeVar
 
 from jm_core.errors import IllegalMoveError
+from jm_core.model import AttemptOutcome, BucketStatus, JobStatus
 from jm_core.model import BucketEvent as B
-from jm_core.model import BucketStatus, JobStatus
 from jm_core.model import JobEvent as E
 
 S = JobStatus
@@ -49,6 +49,17 @@ BUCKET_MOVES: Final[Mapping[tuple[BucketStatus, B], BucketStatus]] = {
     (K.READY_TO_DELETE, B.DELETE): K.DELETED,
 }
 
+# What the end of an attempt makes of its job, where nothing else decides: with attempts left FAILED and TIMED_OUT send
+# it back to the master to be tried again, without one WORKER_LOST ends it failed; a cancel that was asked for wins.
+ATTEMPT_ENDS: Final[Mapping[AttemptOutcome, JobStatus]] = {
+    AttemptOutcome.SUCCEEDED: S.SUCCEEDED,
+    AttemptOutcome.FAILED: S.FAILED,
+    AttemptOutcome.TIMED_OUT: S.FAILED,
+    AttemptOutcome.CANCELLED: S.CANCELLED,
+    AttemptOutcome.INTERRUPTED: S.ON_MASTER,
+    AttemptOutcome.WORKER_LOST: S.ON_MASTER,
+}
+
 StateT = TypeVar("StateT", bound=Enum)
 EventT = TypeVar("EventT", bound=Enum)
 
@@ -69,3 +80,15 @@ def as_mermaid(table: Mapping[tuple[StateT, EventT], StateT]) -> str:
     """A state diagram of ``table`` for the documents, in table order."""
     lines = [f"    {a.name.lower()} --> {b.name.lower()}: {e.name.lower()}" for (a, e), b in table.items()]
     return "\n".join(["stateDiagram-v2", *lines])
+
+
+def attempts_as_mermaid() -> str:
+    """A state diagram of one attempt, with what becomes of its job."""
+    lines = ["    [*] --> running: start", *(f"    running --> {end}" for end in ATTEMPT_ENDS)]
+    lines += [f"    {end} --> job_{status.label}" for end, status in ATTEMPT_ENDS.items()]
+    return "\n".join(["stateDiagram-v2", *lines])
+
+
+def diagrams() -> list[str]:
+    """Of a job, a bucket and an attempt, as the documents show them."""
+    return [as_mermaid(JOB_MOVES), as_mermaid(BUCKET_MOVES), attempts_as_mermaid()]

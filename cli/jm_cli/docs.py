@@ -1,4 +1,8 @@
-"""``python -m jm_cli.docs > docs/configuration.md``: every setting, printed from the command tree itself."""
+"""Two pages of the documents, printed from the command tree itself.
+
+``python -m jm_cli.docs > docs/configuration.md``: every setting.
+``python -m jm_cli.docs cli > docs/cli.md``: every command.
+"""
 
 import dataclasses
 import inspect
@@ -28,6 +32,17 @@ flag or variable, that file is not read.
 before them, flags of `jm worker` before both.
 """
 
+CLI_INTRODUCTION: Final = """\
+# Command line
+
+<!-- Printed by `python -m jm_cli.docs cli > docs/cli.md`; a test compares the two. -->
+
+Every command, its arguments and options. `--help` says the same; the settings that several commands share are in
+[configuration](configuration.md). With `--json` a command prints JSON on stdout and nothing else there; messages for
+people go to stderr.
+"""
+EXAMPLES_ARE_PARSED: Final = "<!-- parsed: examples of a reference; the pages about each subject run theirs -->"
+
 OTHER_VARIABLES: Final = {
     "JM_DEBUG": "`1`: tracebacks and the libraries' logs, on stderr; secrets are taken out of them, too",
     "JM_NATS_SERVER": "the nats-server that `jm up` and the tests run, instead of the one from the wheel",
@@ -39,29 +54,61 @@ OTHER_VARIABLES: Final = {
 
 
 def main() -> None:
-    sys.stdout.write(document())
+    sys.stdout.write(cli_document() if sys.argv[1:] == ["cli"] else document())
 
 
 def document() -> str:
-    tree = typer.main.get_command(app)
-    commands = list(_commands(tree, "jm"))
-    users: dict[Any, list[Any]] = {}
-    for _, command in commands:
-        for group in _groups(command):
-            users.setdefault(group, []).append(command)
-    shared = [group for group, by in users.items() if len(by) > 1]
+    """The settings: those that several commands share, and those of each command."""
+    commands, users = _tree()
+    shared = _shared(users)
     lines = [INTRODUCTION, "## Settings that several commands share\n"]
     for group in shared:
         lines += [f"### {group.TITLE}\n", f"{inspect.getdoc(group)}\n"]
         lines += [*_table(_params(users[group][0], _names(group))), ""]
-    lines += ["## Commands\n"]
+    lines += ["## Settings of one command\n"]
+    lines += ["Arguments, options without a variable, and examples are in the [command line reference](cli.md).\n"]
     for path, command in commands:
-        lines += _command(path, command, [group for group in shared if group in _groups(command)])
+        own = [param for param in _own(command, shared) if param.envvar]
+        lines += [f"### `{path}`\n", *_table(own), ""] if own else []
     lines += ["## Other variables\n", "| variable | meaning |", "| --- | --- |"]
     lines += [f"| `{name}` | {text} |" for name, text in OTHER_VARIABLES.items()]
-    lines += ["\n## Exit codes\n", "| code | meaning |", "| --- | --- |"]
-    lines += [f"| {code.value} | {text} |" for code, text in MEANING.items()]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def cli_document() -> str:
+    """The commands: usage, what it does, examples, options; and how they end."""
+    commands, users = _tree()
+    lines = [CLI_INTRODUCTION, "## Exit codes\n", "| code | meaning |", "| --- | --- |"]
+    lines += [f"| {code.value} | {text} |" for code, text in MEANING.items()]
+    nouns: dict[str, list[tuple[str, Any]]] = {}
+    for path, command in commands:
+        nouns.setdefault(" ".join(path.split()[:2]), []).append((path, command))
+    for noun, of_it in nouns.items():
+        alone = [path for path, _ in of_it] == [noun]
+        lines += [""] if alone else [f"\n## {noun}\n"]
+        for path, command in of_it:
+            lines += _command(path, command, _shared(users), level="##" if alone else "###")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _tree() -> tuple[list[tuple[str, Any]], dict[Any, list[Any]]]:
+    """The commands, and by group of settings those that use it."""
+    commands = list(_commands(typer.main.get_command(app), "jm"))
+    users: dict[Any, list[Any]] = {}
+    for _, command in commands:
+        for group in _groups(command):
+            users.setdefault(group, []).append(command)
+    return commands, users
+
+
+def _shared(users: dict[Any, list[Any]]) -> list[Any]:
+    return [group for group, by in users.items() if len(by) > 1]
+
+
+def _own(command: Any, shared: list[Any]) -> list[Any]:
+    """Its parameters but for those that are shared."""
+    groups = [group for group in shared if group in _groups(command)]
+    return _params(command, exclude=frozenset().union(*map(_names, groups)))
 
 
 def _commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -75,16 +122,19 @@ def _commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield from _commands(children[name], path if name == default else f"{path} {name}")
 
 
-def _command(path: str, command: Any, shared: list[Any]) -> Iterator[str]:
-    own = _params(command, exclude=frozenset().union(*map(_names, shared)))
+def _command(path: str, command: Any, every_shared: list[Any], level: str) -> Iterator[str]:
+    shared = [group for group in every_shared if group in _groups(command)]
+    own = _own(command, every_shared)
     arguments = [param for param in own if param.param_type_name == "argument"]
     usage = " ".join([path, *(_metavar(a) if a.required else f"[{_metavar(a)}]" for a in arguments)])
-    yield f"### `{usage}`\n"
+    yield f"{level} `{usage}`\n"
     yield from _help(command.help or "")
     options = [param for param in own if param.param_type_name != "argument"]
     yield from _table(arguments + options)
     if shared:
-        links = ", ".join(f"[{group.TITLE}](#{group.TITLE.lower().replace(' ', '-')})" for group in shared)
+        links = ", ".join(
+            f"[{group.TITLE}](configuration.md#{group.TITLE.lower().replace(' ', '-')})" for group in shared
+        )
         yield f"\nAnd those of {links}." if own else f"Its settings are those of {links}."
     yield ""
 
@@ -96,7 +146,12 @@ def _help(text: str) -> Iterator[str]:
             yield f"{paragraph}\n"
             continue
         title, *lines = paragraph.removeprefix("\b\n").splitlines()
-        yield f"{title}\n\n```\n{inspect.cleandoc(chr(10) + chr(10).join(lines))}\n```\n"
+        code = inspect.cleandoc("\n" + "\n".join(lines)).splitlines()
+        if code[0].startswith("{"):
+            yield "\n".join([f"{title}\n", "```json", *code, "```\n"])
+            continue
+        prompted = [line if line.startswith((" ", ">")) else f"$ {line}" for line in code]
+        yield "\n".join([f"{title}\n", EXAMPLES_ARE_PARSED, "```console", *prompted, "```\n"])
 
 
 def _table(params: Iterable[Any]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -143,6 +144,38 @@ class Running:
 def commands() -> list[tuple[tuple[str, ...], Any]]:
     """The leaves of the command tree, each with its path."""
     return _leaves(typer.main.get_command(app), ())
+
+
+def is_command(line: str) -> str:
+    """What is wrong with a command of ``jm`` (nothing: an empty text): it is parsed with its options, and not run.
+
+    Of a pipe each command of ours is looked at; variables before it, redirections and comments are left out.
+    """
+    lexer = shlex.shlex(line, posix=True, punctuation_chars="|&>")
+    lexer.whitespace_split = True
+    commands: list[list[str]] = [[]]
+    for word in lexer:
+        if word in {"|", "&&"}:
+            commands.append([])
+        else:
+            commands[-1].append(word)
+    ours = [words[words.index("jm") :] + ["ID"] * ("xargs" in words) for words in commands if "jm" in words]
+    said = [_parsed(words[: words.index(">>")] if ">>" in words else words) for words in ours]
+    return "; ".join(filter(None, said)) if ours else f"is no command of jm: {line}"
+
+
+def _parsed(words: list[str]) -> str:
+    command = typer.main.get_command(app)
+    path, rest = ["jm"], words[1:]
+    try:
+        context = command.make_context("jm", rest) if rest else None
+        while context is not None and hasattr(command, "resolve_command") and context._protected_args + context.args:
+            name, command, rest = command.resolve_command(context, context._protected_args + context.args)
+            path.append(name)
+            context = command.make_context(" ".join(path), list(rest), parent=context)
+    except Exception as error:  # noqa: BLE001 - whatever the parser says is the answer
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def _leaves(command: Any, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], Any]]:

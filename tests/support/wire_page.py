@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tests.support import doc_blocks
+
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "wire-format.md"
-_BLOCK: Final = re.compile(r"^```(\w+)(?: ([\w-]+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _CELL: Final = re.compile(r"(?<!\\)\|")
 CRLF: Final = "\r\n"
 
@@ -61,7 +62,7 @@ def text() -> str:
 
 def blocks(language: str, kind: str | None = None) -> list[Block]:
     """In the order of the page."""
-    found = [Block(match[1], match[2] or "", match[3]) for match in _BLOCK.finditer(text())]
+    found = [Block(block.language, block.note("kind") or "", block.text) for block in doc_blocks.blocks_of(PAGE)]
     return [block for block in found if block.language == language and kind in (None, block.kind)]
 
 

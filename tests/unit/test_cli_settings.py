@@ -121,15 +121,20 @@ def test_the_configuration_page_is_up_to_date():
     assert (ROOT / "docs" / "configuration.md").read_text() == docs.document()
 
 
-def test_the_configuration_page_names_every_setting():
-    page = docs.document()
+def test_the_page_of_commands_is_what_the_program_says():
+    """If not: python -m jm_cli.docs cli > docs/cli.md."""
+    assert (ROOT / "docs" / "cli.md").read_text() == docs.cli_document()
+
+
+def test_the_pages_name_every_command_and_setting():
+    page, settings = docs.cli_document(), docs.document()
     for path, command in COMMANDS:
         typed = " ".join(path).removesuffix(f" {DefaultCommandGroup.default_name}")  # which nobody has to type
-        assert f"### `jm {typed}" in page
+        assert f"## `jm {typed}" in page
         for param in command.params:
             if param.name != "help":
-                assert all(f"`{flag}`" in page for flag in param.opts if flag.startswith("-")), param.name
-                assert param.envvar is None or f"`{param.envvar}`" in page
+                assert all(f"`{flag}`" in page + settings for flag in param.opts if flag.startswith("-")), param.name
+                assert param.envvar is None or f"`{param.envvar}`" in settings
 
 
 def test_a_misspelt_variable_is_noticed_and_others_are_left_alone():

@@ -1,0 +1,67 @@
+"""Every page of the documents does what it shows: its blocks are run from top to bottom, against a real cluster."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.doc_blocks import blocks_of, pages, read
+from tests.support.doc_page import BlockError, opened
+from tests.support.forked_jm import ForkedJm
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # a page has up to 25 commands
+
+RUN = [page for page in pages() if any(block.runs or block.note("parsed") for block in blocks_of(page))]
+
+
+@pytest.mark.parametrize("page", RUN, ids=lambda page: page.name)
+async def test_a_page_does_what_it_shows(page):
+    ran = 0
+    async with opened(page.stem) as reader:
+        for block in blocks_of(page):
+            await reader.run(block)
+            ran += block.runs or block.note("parsed") is not None
+    assert ran
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```python\nassert 1 + 1 == 3\n```\n",
+        "```python\nawait nothing()\n```\n",
+        "```python\ndef broken(:\n```\n",
+        "```console\n$ jm job show\n```\n",
+        "```console\n$ echo one\ntwo\n```\n",
+        "<!-- exit `false`: 7 -->\n```console\n$ false\n```\n",
+        "```json\n{\n```\n",
+        "```python\n# shop.py\ndef broken(:\n```\n",
+    ],
+    ids=["assert", "await", "syntax", "usage", "output", "exit", "json", "file"],
+)
+async def test_a_sabotaged_block_fails(text):
+    async with opened("no-such-page") as reader:
+        with pytest.raises((BlockError, SyntaxError)):
+            await reader.run(*read("page.md", text))
+
+
+async def test_a_command_of_jm_is_run_as_it_is_in_a_shell():
+    """By a prepared process (``ForkedJm``): same output, same exit code."""
+    async with opened("no-such-page") as reader:
+        for command in ("jm --version", "jm schedule preview 'every day at 9:00' --count 1", "jm job show nonsense"):
+            words = ForkedJm.words_of(command)
+            assert words is not None
+            forked, shell = await reader.jm.run(words, reader.env, 30), await reader.in_a_shell(command)
+            assert forked == shell
+    assert ForkedJm.words_of("jm job list | head") is None
+    assert ForkedJm.words_of("python submit.py") is None
+
+
+async def test_what_a_page_starts_ends_with_it():
+    text = "<!-- background `sleep`: started -->\n```console\n$ sh -c 'echo started $$; exec sleep 600'\n```\n"
+    (block,) = read("page.md", text.replace("`sleep`", "`sh`"))
+    async with opened("no-such-page") as reader:
+        await reader.run(block)
+        (process,) = reader.started
+        assert process.returncode is None
+        folder = reader.folder
+    assert process.returncode is not None
+    assert not folder.exists()
