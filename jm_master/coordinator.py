@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
 import time
-import uuid
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -17,7 +14,7 @@ from jm_core.health import Fault, Invariant, InvariantViolatedError, violation_i
 from jm_master.agent_store import AgentStore, AgentStoreChangedError
 from jm_master.backoff import Backoff
 from jm_master.checks import require_schema
-from jm_master.config import CoordinatorConfig, PostgresConfig
+from jm_master.config import CoordinatorConfig, PostgresConfig, made_up_id
 from jm_master.database import Database
 from jm_master.duties import Duties
 from jm_master.faults import classify
@@ -34,6 +31,7 @@ from jm_nats.errors import AgentUnavailableError, NoSuchStreamError
 from jm_nats.health import HealthBoard, describe
 from jm_nats.kv import CasKv
 from jm_nats.link_health import watch_link
+from jm_nats.log_context import set_group
 from jm_nats.provision import ensure_cluster, ensure_cluster_at_start
 from jm_nats.subjects import Names
 
@@ -76,7 +74,7 @@ class Coordinator:
         self.names = Names(cluster)
         self.config = config or CoordinatorConfig()
         self.board = board or HealthBoard("coordinator", "coordinator")
-        self.holder = self.config.coordinator_id or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+        self.holder = self.config.coordinator_id or made_up_id()
         self.ready = asyncio.Event()  # connected to both stores; leading, or standing by
         self.leading = asyncio.Event()  # set for good the first time that we lead with every duty running
         self.registry: Registry  # once ready
@@ -99,6 +97,7 @@ class Coordinator:
             AgentStoreChangedError: NATS is not the one that the jobs in Postgres were dispatched to, at start.
             InvariantViolatedError: fail-stop; the board says why.
         """
+        set_group("coordinator", self.holder, self.names.cluster)
         async with AsyncExitStack() as stack:
             link = await connect(self._nats, client_name=f"jobmaster coordinator {self.holder}")
             stack.push_async_callback(link.close)

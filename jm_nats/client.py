@@ -22,6 +22,7 @@ from jm_core.ids import NEW_ID_REMEDY, parse_job_id
 from jm_core.intake import check_fields
 from jm_core.model import OnConflict
 from jm_core.payload import check_args, check_no_lost_floats
+from jm_core.traceparent import usable_traceparent
 from jm_core.wire import JobReceipt, ReceiptStatus, Submission
 from jm_nats import results, telemetry
 from jm_nats.api_client import ApiClient
@@ -103,7 +104,11 @@ class JobClient(Control):
         opened = self._open()
         if not opened.look.is_open:
             await opened.look.check()
-        telemetry.trace_submission(job)
+        with telemetry.submitting([job]):
+            return await self._submit(opened, job, wait)
+
+    @staticmethod
+    async def _submit(opened: "_Open", job: Submission, wait: Wait) -> Receipt:
         if wait == "recorded":
             answer = await opened.recorded(job)
             if answer.status == ReceiptStatus.REJECTED:
@@ -138,8 +143,7 @@ class JobClient(Control):
         pending: list[asyncio.Task[list[Receipt]]] = []
         try:
             for chunk in _chunks(jobs):
-                telemetry.trace_submissions(chunk)
-                pending.append(asyncio.create_task(opened.send_chunk(chunk, wait)))
+                pending.append(asyncio.create_task(opened.send_traced(chunk, wait)))
                 if len(pending) >= MESSAGES_IN_FLIGHT:
                     yield await pending.pop(0)
             while pending:
@@ -273,6 +277,10 @@ class _Open:
         # A message that was refused as a whole has one answer for all its jobs.
         return answers * len(jobs) if len(answers) == 1 else answers
 
+    async def send_traced(self, chunk: list[Submission], wait: Wait) -> list[Receipt]:
+        with telemetry.submitting(chunk):
+            return await self.send_chunk(chunk, wait)
+
     async def send_chunk(self, chunk: list[Submission], wait: Wait) -> list[Receipt]:
         data = encode_message(chunk)
         if len(data) > limits.MESSAGE_BYTES_MAX:
@@ -303,6 +311,8 @@ def prepared(job: Submission) -> Submission:
         InvalidJobError, InvalidNameError.
     """
     check_fields(job)
+    if job.trace is not None:
+        job.trace = usable_traceparent(job.trace)
     raw = bytes(job.args)
     if raw not in (b"{}", b"null"):
         check_args(raw)

@@ -17,13 +17,16 @@ import typer
 
 from jm_cli.exits import ExitCode
 from jm_cli.groups import Group, run_groups
+from jm_cli.logs import add_facts
 from jm_cli.misspelt import misspelt
 from jm_cli.redaction import redact
 from jm_cli.role_settings import HealthOptions
 from jm_cli.running import run_for_long
-from jm_cli.telemetry import telemetry
+from jm_cli.telemetry import Identity, telemetry
+from jm_cli.telemetry_options import TelemetryOptions
 from jm_cli.version import version
 from jm_nats.health_server import HealthServer, Reporter
+from jm_nats.log_context import set_group
 
 log = logging.getLogger("jobmaster.cli")
 
@@ -75,18 +78,29 @@ class StopSignals:
             loop.remove_signal_handler(number)
 
 
-def serve(make: Callable[[], Sequence[Group]], *, service: str, rule: str, health: HealthOptions) -> None:
+def serve(
+    make: Callable[[], Sequence[Group]],
+    *,
+    identity: Identity,
+    rule: str,
+    health: HealthOptions,
+    told: TelemetryOptions,
+) -> None:
     """Run the groups of a process until they have stopped.
 
     Args:
         make: builds them, inside the event loop.
+        told: where telemetry goes.
         rule: what the first signal does, for the log.
 
     Raises:
         typer.Exit: with 130 when it was hurried or stopped before it was ready, with 1 when a group has halted.
     """
-    with telemetry(service):
-        code = run_for_long(_serve(make, service, rule, health))
+    add_facts()
+    if len(identity.instances) == 1:  # also for what is logged before and after the group runs
+        set_group(identity.service, identity.instances[0], ",".join(identity.clusters))
+    with telemetry(told, identity):
+        code = run_for_long(_serve(make, identity.service, rule, health))
     if code is not ExitCode.OK:
         raise typer.Exit(code)
 

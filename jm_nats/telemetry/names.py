@@ -1,9 +1,7 @@
-"""Every name of a span and of a metric."""
+"""Every name of a metric."""
 
 from typing import Final
 
-SPAN_SUBMIT: Final = "jobmaster.submit"
-SPAN_PROCESS: Final = "jobmaster.process"
 METRIC_FINISHED: Final = "jobmaster.attempts"
 METRIC_DURATION: Final = "jobmaster.attempt.duration"
 METRIC_START_DELAY: Final = "jobmaster.start.delay"

@@ -1,6 +1,7 @@
 """One attempt: call the handler the way it wants to be called, and say how it ended."""
 
 import asyncio
+import contextvars
 import functools
 import logging
 import math
@@ -23,6 +24,7 @@ from jm_nats import telemetry
 from jm_nats.clock import Clock
 from jm_nats.context import JobContext, NoRetry, Retry
 from jm_nats.handlers import Handler
+from jm_nats.log_context import current_group, current_job
 from jm_nats.worker import failures
 from jm_nats.worker.outcomes import BucketPort
 from jm_nats.worker.processes import ChildFailed, ContextData, encode_result, run_in_child
@@ -134,12 +136,14 @@ class Execution:
         executors: Executors,
         on_end: Callable[["Execution"], None],
         on_release: Callable[["Execution"], None],
+        context: contextvars.Context,
     ) -> None:
+        """Args: context: what the handler's context variables are; never those that another handler has set."""
         self._on_end = on_end
         self._on_release = on_release
         if self.context is not None and self.handler.context_parameter is not None:
             kwargs[self.handler.context_parameter] = self.context
-        self._task = asyncio.create_task(self._main(kwargs, executors))
+        self._task = asyncio.create_task(self._main(kwargs, executors), context=context)
 
     async def _main(self, kwargs: dict[str, Any], executors: Executors) -> None:
         """The attempt's task. Nothing raised in a handler leaves it: KeyboardInterrupt and SystemExit would tear down
@@ -147,6 +151,7 @@ class Execution:
         """
         self._has_entered = True
         held_slot: asyncio.Future[Any] | None = None
+        current_job.set(self.run)
         try:
             if self._announcement is not None:
                 await self._announcement()
@@ -158,6 +163,7 @@ class Execution:
         except BaseException as error:  # noqa: BLE001
             self._failed(error)
         self._is_over = held_slot is None
+        current_job.set(None)  # what is done from here on, starting others among it, is not this job's
         try:
             self._end()
         finally:
@@ -167,15 +173,20 @@ class Execution:
                 self._release()
 
     async def _traced(self, kwargs: dict[str, Any], executors: Executors) -> asyncio.Future[Any] | None:
-        label = self.port.priority.label
-        with telemetry.processing(self.run, lane=self.port.lane, priority=label, bucket=self.port.bucket) as span:
+        port, group = self.port, current_group()
+        worker, cluster = (group.name, group.cluster) if group is not None else ("", "")
+        with telemetry.processing(
+            self.run, lane=port.lane, priority=port.priority.label, bucket=port.bucket, worker=worker, cluster=cluster
+        ) as span:
             try:
                 thread = await self._call(kwargs, executors)
             except BaseException as error:  # noqa: BLE001
                 self._failed(error)
                 thread = None
-            if self._error is not None:
-                telemetry.mark_failed(span, self._error)
+            outcome = self.outcome
+            is_error = outcome in (AttemptOutcome.FAILED, AttemptOutcome.TIMED_OUT)
+            text = outcome.value if outcome is AttemptOutcome.TIMED_OUT else self._error
+            telemetry.attempt_outcome(span, outcome.value, text if is_error else None)
             return thread
 
     async def _call(self, kwargs: dict[str, Any], executors: Executors) -> asyncio.Future[Any] | None:
@@ -217,7 +228,8 @@ class Execution:
                 self.started_at + run.timeout_s,
             )  # fmt: skip
             try:
-                answer = await run_in_child(self.handler, bytes(run.args), data)
+                trace = telemetry.current_traceparent() if telemetry.Active.tracing else run.trace
+                answer = await run_in_child(self.handler, bytes(run.args), data, trace)
             except anyio.BrokenWorkerProcess as error:
                 self._outcome = AttemptOutcome.FAILED
                 self._error = f"the child process died while it ran the handler ({failures.headline(error)})"
@@ -284,7 +296,12 @@ class Execution:
         elif not self.reported and now_s >= self._patience_until_s(grace_s):
             log.warning(
                 "handler ignores cancellation; its outcome is reported, its slot stays taken",
-                extra={"handler": self.run.handler, "job_id": self.run.id, "asked": self.asked.value},
+                extra={
+                    "handler": self.run.handler,
+                    "job_id": self.run.id,
+                    "attempt": self.run.attempt,
+                    "asked": self.asked.value,
+                },
             )
             self._end()
 

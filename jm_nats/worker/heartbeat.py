@@ -3,6 +3,7 @@ does not kill its worker (DESIGN 7).
 """
 
 import asyncio
+import contextvars
 import dataclasses
 import functools
 import logging
@@ -73,7 +74,9 @@ class Heartbeat:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
         self._beat_now: asyncio.Event | None = None
-        self._thread = threading.Thread(target=self._main, name="jm-heartbeat", daemon=True)
+        self._thread = threading.Thread(
+            target=contextvars.copy_context().run, args=(self._main,), name="jm-heartbeat", daemon=True
+        )
         self._revision = 0
         self._resigns = True
         self._began = False

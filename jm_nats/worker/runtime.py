@@ -25,6 +25,7 @@ from jm_nats.errors import AgentError, AgentUnavailableError, WorkerNameTakenErr
 from jm_nats.health import HealthBoard
 from jm_nats.kv import CasKv
 from jm_nats.link_health import watch_link
+from jm_nats.log_context import set_group
 from jm_nats.provision import ensure_cluster_at_start
 from jm_nats.publisher import JetPublisher
 from jm_nats.worker.blocking import Culprit
@@ -95,6 +96,7 @@ class Worker:
                 takes nothing more, its handlers are cancelled, nothing more is reported, and others may have its
                 buckets.
         """
+        set_group("worker", self.config.worker_id, self.app.cluster)
         async with AsyncExitStack() as stack:
             link = await connect(self.app.nats_config(), client_name=f"jobmaster worker {self.config.worker_id}")
             stack.push_async_callback(link.close)
