@@ -165,7 +165,7 @@ async def test_what_is_scraped_can_be_read_by_prometheus(cluster, tmp_path):
         assert await worker.end() == ExitCode.OK
     assert families["jobmaster_attempts"].type == "counter"
     assert sum(s.value for s in families["jobmaster_attempts"].samples if s.name.endswith("_total")) == 3
-    (target,) = [sample.labels for sample in families["target"].samples]
+    (target,) = [sample.labels for sample in families["target_info"].samples]
     assert (target["service_name"], target["service_instance_id"]) == ("jobmaster-worker", "w-1")
     assert target["jobmaster_cluster"] == cluster.name
 
@@ -176,8 +176,10 @@ async def test_each_of_several_processes_has_a_port_of_its_own(cluster, tmp_path
     flags = ("--processes", "2", "--prometheus-port", str(port), "--name", "web")
     with Running("worker", APP, *flags, cwd=tmp_path, **settings(cluster)) as worker:
         await wait_until(lambda: worker.err().count("worker ready") == 2, what="both", shown=worker.err)
-        instances = [scraped(port + n)["target"].samples[0].labels["service_instance_id"] for n in range(2)]
-        assert instances == ["web-1", "web-2"]
+        said = [line for line in worker.err().splitlines() if "metrics are served" in line]
+        for number in (1, 2):
+            scraped(port + number - 1)
+            assert any(f"port={port + number - 1} " in line and f"worker=web-{number} " in line for line in said)
         assert await worker.end() == ExitCode.OK
 
 
