@@ -17,6 +17,7 @@ from jm_master.pg_errors import StoreUnavailableError
 from jm_master.wake import Wake
 from jm_nats.crashpoints import reach
 from jm_nats.errors import AgentError, NoSuchStreamError
+from jm_nats.troubles import trouble
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -163,7 +164,7 @@ class Canceller:
         except NoSuchStreamError:
             told += orders  # the bucket is gone, and its jobs with it: whoever took them back ends them
         except (AgentError, TimeoutError) as error:
-            log.warning("a worker cannot be told of a cancel yet", extra={"bucket": bucket, "problem": str(error)})
+            trouble(log, "a worker cannot be told of a cancel yet", {"bucket": bucket, "problem": str(error)})
         else:
             told += orders
 

@@ -21,6 +21,7 @@ from jm_master.queries import named
 from jm_master.terms import LostTermError
 from jm_nats.connection import server_clock_offset
 from jm_nats.errors import AgentError
+from jm_nats.troubles import trouble
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,7 +92,7 @@ class ClusterDuty:
                     break
             if after is not before:
                 extra = {"mode": after.mode.value, "disabled": " ".join(after.disabled), "by": after.changed_by}
-                log.warning("cluster settings changed", extra=extra | {"reason": after.reason})
+                log.info("cluster settings changed", extra=extra | {"reason": after.reason})
             await self._take_up(after)
         return after
 
@@ -159,6 +160,6 @@ class ClusterDuty:
         try:
             await self._kv.put(KEY, value)
         except AgentError as error:
-            log.warning("cluster settings not told to workers yet", extra={"problem": str(error)})
+            trouble(log, "cluster settings not told to workers yet", {"problem": str(error)})
         else:
             self._view.told = value

@@ -19,6 +19,7 @@ from jm_master.pg_errors import RowRefusedError, StoreContentionError, StoreUnav
 from jm_master.wake import Wake
 from jm_nats.crashpoints import reach
 from jm_nats.errors import AgentError
+from jm_nats.troubles import trouble
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -192,7 +193,7 @@ class Control:
         try:
             await self._do_batch(order, ids)
         except AgentError as error:
-            log.warning("an operator action waits for NATS", extra={"action": order.action_id, "problem": str(error)})
+            trouble(log, "an operator action waits for NATS", {"action": order.action_id, "problem": str(error)})
             await anyio.sleep(1.0)
         except RowRefusedError as error:
             await self._one_by_one(order, ids, error)

@@ -206,7 +206,7 @@ class Coordinator:
             error = error.exceptions[0]
         assert isinstance(error, AgentStoreChangedError)
         if self.violation is None:  # said once; it is looked at again every few seconds
-            log.critical("not leading: %s", error)
+            log.critical("not leading", extra={"problem": str(error)})
             self.board.violated(Invariant.AGENT_STORE_CHANGED, str(error))
             self.board.trouble(AGENT_STORE, "not leading: NATS is not the one that the jobs were recorded with")
             self.on_violation(error)

@@ -117,7 +117,8 @@ class Declarations:
         except RowRefusedError as refused:
             if len(declared) == 1:
                 ((name, _),) = declared
-                log.warning("declared schedule cannot be stored: %s", refused, extra={"schedule": ascii(name)})
+                facts = {"schedule": ascii(name), "problem": str(refused)}
+                log.warning("declared schedule cannot be stored", extra=facts)
                 return
             for key, spec in declared.items():
                 await self._note({key: spec})

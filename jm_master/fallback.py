@@ -162,8 +162,9 @@ class FallbackDuty:
         for kind in hopeless:
             if now_s - self._said_s.get(kind, -SAID_AGAIN_S) >= SAID_AGAIN_S:
                 self._said_s[kind] = now_s
-                extra = {"lane": kind.lane, "priority": kind.priority, "handler": kind.handler}
-                log.error("due jobs wait and nobody can run them: %s", rules.why(kind, picture), extra=extra)
+                extra: dict[str, object] = {"lane": kind.lane, "priority": kind.priority, "handler": kind.handler}
+                extra["reason"] = rules.why(kind, picture)
+                log.error("due jobs wait and nobody can run them", extra=extra)
 
 
 def _lately(at_s: dict[KeyT, float], now_s: float) -> dict[KeyT, float]:

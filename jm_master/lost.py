@@ -30,6 +30,7 @@ from jm_nats.crashpoints import reach
 from jm_nats.errors import AgentError
 from jm_nats.provision import delete_bucket, delete_consumer
 from jm_nats.subjects import RUN_CONSUMER
+from jm_nats.troubles import trouble
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+LOGGED_IDS_MAX: Final = 20
 ROWS_MAX: Final = 2_000
 AT_ONCE: Final = 8
 HOLDER: Final = "coordinator"  # stands as the worker of a bucket that the leader drains itself
@@ -161,7 +163,7 @@ class Undertaker:
         try:
             await work()
         except AgentError as error:
-            log.warning("bucket waits for NATS", extra={"bucket": bucket, "problem": str(error)})
+            trouble(log, "bucket waits for NATS", {"bucket": bucket, "problem": str(error)})
         except (InvalidNameError, RowRefusedError) as error:  # nobody of ours has written that
             log.error("bucket's record makes no sense", extra={"bucket": bucket, "problem": str(error)})  # noqa: TRY400
         except IllegalMoveError as error:
@@ -254,11 +256,11 @@ class Undertaker:
         await delete_bucket(self._link, self._names, bucket)
         await self._tombstone(record, reason, returned)
         self._ledger.forget(bucket)
-        level = logging.INFO if record.returned + returned else logging.DEBUG
+        jobs = record.returned + returned
         log.log(
-            level,
+            logging.INFO if jobs else logging.DEBUG,
             "bucket ends",
-            extra={"bucket": bucket, "worker": record.opener, "reason": reason, "jobs": record.returned + returned},
+            extra={"bucket": bucket, "worker": record.opener, "reason": reason, "jobs": jobs},
         )
 
     async def _return_rows(self, record: BucketRecord) -> int:
@@ -276,6 +278,10 @@ class Undertaker:
             ends = [self._recorder.end_of_left(held_of(row), was_lost=record.was_lost) for row in rows]
             await self._recorder.record_apart(ends, bucket=record.bucket, worker=record.opener)
             returned += len(ends)
+            if record.was_lost:
+                facts = {"bucket": record.bucket, "worker": record.opener, "jobs": len(ends)}
+                shown = " ".join(str(row["id"]) for row in rows[:LOGGED_IDS_MAX])
+                log.warning("jobs of a lost worker put back by the record", extra=facts | {"job_ids": shown})
 
     async def _tombstone(self, record: BucketRecord, reason: str, returned: int) -> None:
         row = await self._database.ride_out(

@@ -25,6 +25,7 @@ from jm_master.record_store import held_of
 from jm_master.wake import Wake
 from jm_nats.errors import AgentError, NoSuchConsumerError, NoSuchStreamError
 from jm_nats.subjects import RUN_CONSUMER
+from jm_nats.troubles import trouble
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,7 +99,7 @@ class Reconciler:
             try:
                 await (self.look_after_loss(record) if is_hint else self.look(record))
             except (AgentError, InvalidNameError) as error:
-                log.warning("a bucket is not reconciled now", extra={"bucket": record.bucket, "problem": str(error)})
+                trouble(log, "a bucket is not reconciled now", {"bucket": record.bucket, "problem": str(error)})
         now_s = time.monotonic()
         self._hinted = {bucket: until_s for bucket, until_s in self._hinted.items() if until_s > now_s}
 

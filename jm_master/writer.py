@@ -18,6 +18,7 @@ from jm_master.submissions import accepted, in_batches, read, receipts_for, refu
 from jm_nats import telemetry
 from jm_nats.crashpoints import reach
 from jm_nats.pull import ack
+from jm_nats.troubles import trouble
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,7 +120,7 @@ class Writer:
                 try:
                     await self._link.nc.publish(to, receipts_for(submitted, work.fates))
                 except nats.errors.Error as error:
-                    log.warning("receipt not sent", extra={"subject": to, "problem": repr(error)})
+                    trouble(log, "receipt not sent", {"subject": to, "problem": repr(error)})
 
     async def _tidy(self) -> None:
         """Delete the outbox rows of sent messages when no next batch comes along to do it."""

@@ -276,8 +276,9 @@ class PullReader:
             case Verdict.GONE:
                 self._gone(description)
             case verdict:
-                level = logging.DEBUG if self._wait_s else logging.INFO  # the first of a row
-                log.log(level, "pull of %s/%s: %s %s", self.stream, self.consumer, code, description)
+                facts = self._facts | {"code": code, "problem": description}
+                # The first of a row.
+                log.log(logging.DEBUG if self._wait_s else logging.INFO, "pull turned away", extra=facts)
                 self._turned_away(in_doubt=verdict is Verdict.DOUBT)
 
     def _too_big(self, pull: _Pull) -> None:
@@ -287,6 +288,10 @@ class PullReader:
         self._alone = pull.untouched and pull.asked_bytes >= self.max_bytes
         if not self._buffer:
             self._wake.set()
+
+    @property
+    def _facts(self) -> dict[str, str]:
+        return {"stream": self.stream, "consumer": self.consumer}
 
     def _turned_away(self, *, in_doubt: bool) -> None:
         self._pull = None
@@ -300,7 +305,7 @@ class PullReader:
             self._pull = None
             self._pop(len(self._buffer))
             self._arrived.set()
-            log.info("%s", self._end)
+            log.info("consumer is gone", extra=self._facts | {"problem": str(self._end)})
             if self._on_gone is not None:
                 self._on_gone(self._end)
 
@@ -319,7 +324,7 @@ class PullReader:
             try:
                 await self._once_more()
             except (AgentError, errors.Error, OSError) as problem:
-                log.debug("pull of %s/%s: %s", self.stream, self.consumer, problem)
+                log.debug("pull cannot be asked for", extra=self._facts | {"problem": str(problem)})
                 self._turned_away(in_doubt=False)
 
     async def _until_woken(self) -> None:
@@ -330,7 +335,7 @@ class PullReader:
                 await self._wake.wait()
         except TimeoutError:
             if self._loop.time() - self._heard_at >= self._silence_s:
-                log.info("pull of %s/%s: no heartbeat, asking anew", self.stream, self.consumer)
+                log.info("pull without a heartbeat, asking anew", extra=self._facts)
                 self._in_doubt = self._stale = True
         self._wake.clear()
 
@@ -377,7 +382,7 @@ class PullReader:
     def _keeper_ended(self, keeper: asyncio.Task[None]) -> None:
         """A bug must not look like an idle consumer."""
         if not keeper.cancelled() and (problem := keeper.exception()) is not None:
-            log.error("pull of %s/%s failed", self.stream, self.consumer, exc_info=problem)
+            log.error("pull failed", extra=self._facts, exc_info=problem)
             self._end = AgentError(f"reading '{self.stream}/{self.consumer}' failed: {problem!r}")
             self._arrived.set()
 

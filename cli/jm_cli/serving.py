@@ -62,13 +62,13 @@ class StopSignals:
     def _received(self, number: signal.Signals) -> None:
         now_s = time.monotonic()
         if not self.stop.is_set():
-            log.warning("%s: %s", number.name, self._rule)
+            log.info("told to stop", extra={"signal": number.name, "rule": self._rule})
             self._first_s = now_s
             self.stop.set()
         elif now_s - self._first_s < ECHO_S:
-            log.info("%s at once again: an echo of the first, it does not hurry", number.name)
+            log.info("told to stop at once again: an echo, it does not hurry", extra={"signal": number.name})
         else:
-            log.warning("%s again: hurrying; a third one kills", number.name)
+            log.warning("told to stop again: hurrying; a third one kills", extra={"signal": number.name})
             self.hurry.set()
             self._uninstall()
 
@@ -109,7 +109,7 @@ async def _serve(make: Callable[[], Sequence[Group]], service: str, rule: str, h
     signals = StopSignals(rule)
     with signals.installed():
         _mention_misspelt()
-        log.info("%s starts", service, extra={"pid": os.getpid(), "version": version()})
+        log.info("process starts", extra={"role": service, "pid": os.getpid(), "version": version()})
         groups = make()
         async with health_port([group.board for group in groups], health):
             return await run_groups(groups, signals.stop, signals.hurry, stays_up=health.health_port is not None)
@@ -137,4 +137,4 @@ def _mention_misspelt() -> None:
     from jm_cli.app import app  # noqa: PLC0415 - it imports the commands, which import us
 
     for name, meant in misspelt(os.environ, typer.main.get_command(app)).items():
-        log.warning("the variable %s is unknown and has no effect; did you mean %s?", name, meant)
+        log.warning("variable is unknown and has no effect", extra={"variable": name, "did_you_mean": meant})

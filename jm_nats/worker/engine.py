@@ -22,6 +22,7 @@ from jm_core.slots import Turns, next_priority
 from jm_core.wire import Progress, Quarantined, Returned, Run, Started
 from jm_nats.clock import Clock
 from jm_nats.handlers import ArgumentsError, Handler
+from jm_nats.troubles import trouble
 from jm_nats.worker.execution import Ask, Execution, Executors
 from jm_nats.worker.lane_queue import LaneQueue
 from jm_nats.worker.outcomes import BucketPort, Delivery
@@ -255,7 +256,7 @@ class Engine:
         run, reporter = held.run, held.port.reporter
         reason = cut_text(reason, limits.ERROR_BYTES_MAX)
         facts = {"job_id": run.id, "attempt": run.attempt, "handler": run.handler, "bucket": held.port.bucket}
-        log.warning("job quarantined", extra=facts | {"reason": reason})
+        trouble(log, "job quarantined", facts | {"reason": reason})
         reporter.add(Quarantined(run.id, run.dispatch, self._clock.now(), reason), size=200 + len(reason))
         self._close(held)
         self._suspect_over(held)

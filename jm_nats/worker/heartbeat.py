@@ -26,6 +26,7 @@ from jm_nats.connection import connect
 from jm_nats.errors import WorkerNameTakenError
 from jm_nats.kv import CasKv, Entry, Stale, Written
 from jm_nats.subjects import Names
+from jm_nats.troubles import trouble
 
 log = logging.getLogger("jobmaster.worker")
 
@@ -178,7 +179,7 @@ class Heartbeat:
                 if not goes and (seen not in (None, entry.revision) or time.monotonic() >= deadline_s):
                     raise WorkerNameTakenError(other)
                 if seen is None:
-                    log.warning(
+                    log.info(  # a restart in place is no trouble; one that lives makes the start fail
                         "the worker id is in use; waiting whether its process still beats",
                         extra={"worker": name, "host": other.host, "pid": other.pid},
                     )
@@ -208,7 +209,8 @@ class Heartbeat:
         """
         stuck_s = time.monotonic() - self._last_tick_s()
         if stuck_s > STALL_LIMIT_S:
-            log.error("event loop is stuck; heartbeat withheld", extra={"stuck_s": round(stuck_s)})
+            facts = {"stuck_s": round(stuck_s)}
+            trouble(log, "event loop is stuck; heartbeat withheld", facts, level=logging.ERROR)
             return
         try:
             await self._beat(kv)
@@ -217,10 +219,18 @@ class Heartbeat:
         except JmError as error:
             self.failing += 1
             # The first of a row; an outage must not fill the log.
-            log.log(logging.WARNING if self.failing == 1 else logging.DEBUG, "heartbeat failed: %s", error)
+            log.log(
+                logging.WARNING if self.failing == 1 else logging.DEBUG,
+                "heartbeat failed",
+                extra={"problem": str(error)},
+            )
         except Exception:  # a bug in here must not kill the worker either; it is logged with its trace
             self.failing += 1
-            log.exception("heartbeat failed")
+            log.log(
+                logging.ERROR if self.failing == 1 else logging.DEBUG,
+                "heartbeat failed in an unforeseen way",
+                exc_info=True,
+            )
 
     async def _beat(self, kv: CasKv) -> None:
         if await self._write(kv, self._revision):

@@ -13,6 +13,7 @@ from jm_core.wire import Event, EventBatch, Progress
 from jm_nats.errors import AgentError
 from jm_nats.publisher import JetPublisher
 from jm_nats.pull import ack
+from jm_nats.troubles import trouble
 
 log = logging.getLogger("jobmaster.worker")
 
@@ -158,7 +159,7 @@ class Reporter:
                 await self._publisher.publish(self._subject, data)
             except AgentError as error:
                 # NATS is away. Outcomes are the one thing that must not be dropped: keep and try again, for ever.
-                log.warning("events wait for NATS", extra={"subject": self._subject, "error": str(error)})
+                trouble(log, "events wait for NATS", {"subject": self._subject, "problem": str(error)})
                 await asyncio.sleep(RETRY_PAUSE_S)
             else:
                 return

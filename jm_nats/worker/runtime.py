@@ -220,12 +220,12 @@ class Worker:
     async def _drained(self, parts: Parts, orders: WorkerOrders) -> bool:
         """Take no more. True once nothing runs, or when we are to stop; False when the order was taken back."""
         log.info("worker drains by order", extra={"running": parts.engine.running, "held": parts.engine.held})
-        await _within(FLUSH_TIMEOUT_S, parts.buckets.close_all(reason="drained by order"), "buckets not closed")
+        await _within(FLUSH_TIMEOUT_S, parts.buckets.close_all(reason="drained by order"), "close buckets")
         while orders.drain_asked and not orders.stop_asked.is_set():
             if not parts.engine.unreported() and not parts.adopter.draining:
                 return True
             if not parts.buckets.all_closed():
-                await _within(FLUSH_TIMEOUT_S, parts.buckets.close_all(reason="drained by order"), "buckets not closed")
+                await _within(FLUSH_TIMEOUT_S, parts.buckets.close_all(reason="drained by order"), "close buckets")
             await asyncio.sleep(POLL_S)
         if orders.stop_asked.is_set():
             return True
@@ -239,7 +239,7 @@ class Worker:
         engine, buckets = parts.engine, parts.buckets
         log.info("worker drains", extra={"running": engine.running, "held": engine.held})
         closing = asyncio.ensure_future(
-            _within(self._patience_s(parts), buckets.close_all(reason="its worker stops"), "buckets not closed")
+            _within(self._patience_s(parts), buckets.close_all(reason="its worker stops"), "close buckets")
         )
         await _running_end(engine, self.config.drain_timeout_s, hurry)
         if engine.ask(Ask.SHUTDOWN):
@@ -249,9 +249,9 @@ class Worker:
             engine.report_unended()
         await asyncio.wait({closing}, timeout=self._patience_s(parts))
         closing.cancel()
-        await _within(self._patience_s(parts), parts.adopter.finished(), "adopted buckets are left to others")
+        await _within(self._patience_s(parts), parts.adopter.finished(), "finish adopted buckets")
         # What is not flushed is unacked too: it comes back by the lost path. Never hang on a NATS that is away.
-        handed_over = await _within(self._patience_s(parts), buckets.leave_all(), "reports not flushed")
+        handed_over = await _within(self._patience_s(parts), buckets.leave_all(), "flush reports")
         self.board.ended()
         if not handed_over:
             parts.link.abandon()
@@ -335,12 +335,13 @@ async def _running_end(engine: Engine, patience_s: float, hurry: asyncio.Event) 
         await asyncio.sleep(POLL_S)
 
 
-async def _within(patience_s: float, work: Awaitable[None], otherwise: str) -> bool:
-    """Whether it was done."""
+async def _within(patience_s: float, work: Awaitable[None], step: str) -> bool:
+    """Whether it was done. What was not is what others do after our lease."""
     try:
         async with asyncio.timeout(patience_s):
             await work
     except (TimeoutError, AgentError) as error:
-        log.warning(otherwise, extra={"error": str(error) or f"no answer within {patience_s:g} s"})
+        problem = str(error) or f"no answer within {patience_s:g} s"
+        log.warning("a step of the stop was not finished", extra={"step": step, "problem": problem})
         return False
     return True

@@ -17,6 +17,7 @@ from jm_nats.health import HealthBoard
 from jm_nats.kv import Changed, Removed, Snapshot
 from jm_nats.provision import ensure_cluster
 from jm_nats.subjects import Names
+from jm_nats.troubles import trouble
 from jm_nats.worker.blocking import Culprit
 from jm_nats.worker.config import WorkerConfig
 from jm_nats.worker.parts import Parts
@@ -59,8 +60,10 @@ class LoopPulse:
         name, self._name = self._name, ""
         extra: dict[str, object] = {"blocked_s": round(self.lag_s, 1)}
         if name:
-            text = "event loop was blocked; declare the handler sync or executor='process'"
-            log.warning(text, extra=extra | {"handler": name})
+            log.warning(
+                "event loop was blocked; declare the handler sync or executor='process'",
+                extra=extra | {"handler": name},
+            )
         else:
             log.warning("event loop stood still: the process was frozen, or the machine is overloaded", extra=extra)
 
@@ -166,4 +169,4 @@ async def measure_clock(link: NatsLink, clock: CorrectedClock) -> None:
     measured = await server_clock_offset(link)
     clock.offset_s = measured.correction_s
     if abs(measured.offset_s) > CLOCK_SKEW_WARN_S:
-        log.warning("clock differs from NATS'; corrected for due times", extra={"offset_s": measured.offset_s})
+        trouble(log, "clock differs from NATS'; corrected for due times", {"offset_s": measured.offset_s})

@@ -82,7 +82,7 @@ async def test_a_coordinator_ends_with_0_whether_it_leads_or_stands_by(cluster, 
     with Running("coordinator", cwd=tmp_path, **settings(cluster)) as first:
         await first.wait_for("lead")
         with Running("coordinator", cwd=tmp_path, **settings(cluster)) as second:
-            await second.wait_for("coordinator starts")
+            await second.wait_for("process starts  role=coordinator")
             assert await second.end() == ExitCode.OK
         assert await first.end(signal.SIGINT) == ExitCode.OK
         assert first.out() == ""
@@ -118,7 +118,7 @@ async def test_settings_come_from_variables_too(cluster, tmp_path):
     variables["JM_WORKER_SLOT"] = "5"
     with Running("worker", cwd=tmp_path, **settings(cluster, **variables)) as worker:
         await worker.wait_for("worker=w-7 buckets=2")
-        assert "did you mean JM_WORKER_SLOTS?" in worker.err()
+        assert "did_you_mean=JM_WORKER_SLOTS" in worker.err()
         assert await worker.end() == ExitCode.OK
 
 
