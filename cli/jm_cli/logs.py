@@ -4,7 +4,7 @@ import logging
 import sys
 import threading
 import time
-from typing import Final
+from typing import Final, TextIO
 
 from jm_cli.log_format import ConsoleFormatter, JsonFormatter
 
@@ -13,13 +13,18 @@ TALKATIVE: Final = ("opentelemetry", "urllib3")
 TALKATIVE_EVERY_S: Final = 60.0
 
 
-def start_logging(level: str, json_lines: bool = False) -> None:  # noqa: FBT001, FBT002 - also passed as a tuple
+def start_logging(
+    level: str,
+    json_lines: bool = False,  # noqa: FBT001, FBT002 - also passed as a tuple
+    stream: TextIO | None = None,
+) -> None:
     """Send the root logger's records to stderr. Also what asyncio and the drivers have to say."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonFormatter() if json_lines else ConsoleFormatter())
     handler.addFilter(NowAndThen())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(capture=True)
+    logging.getLogger("urllib3").setLevel(logging.WARNING)  # else a line for each export, also at debug
 
 
 def add_facts() -> None:
@@ -36,7 +41,8 @@ def start_child_logging(level: str, json_lines: bool) -> None:  # noqa: FBT001 -
 
     redaction.learn_environment()
     telemetry_options.learn_environment()
-    start_logging(level, json_lines)
+    # There sys.stderr leads nowhere (anyio); the descriptor is the worker's.
+    start_logging(level, json_lines, open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False))  # noqa: SIM115
     add_facts()
 
 

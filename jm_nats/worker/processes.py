@@ -30,11 +30,12 @@ PR_SET_PDEATHSIG: Final = 1
 
 # Children get a session of their own: a signal to the worker's process group is the worker's business (BR-132), and
 # until a child has set its signals up, which takes imports, it could not ignore one. anyio has no parameter for it.
-# The session is a process group, too: who kills a child kills what it has started with it (BR-194).
+# The session is a process group, too: who kills a child kills what it has started with it (BR-194). And their stderr is
+# ours: anyio gives them a pipe that nobody reads, in which a library that complains much would get stuck.
 if hasattr(anyio.to_process, "open_process"):
 
     async def _open_in_a_session(*args: Any, **kwargs: Any) -> anyio.abc.Process:
-        process = await anyio.open_process(*args, start_new_session=True, **kwargs)
+        process = await anyio.open_process(*args, **kwargs | {"start_new_session": True, "stderr": None})
         process.kill = functools.partial(_kill_group, process)  # type: ignore[method-assign]
         return process
 

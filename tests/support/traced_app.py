@@ -49,3 +49,28 @@ async def fails_at_first(ctx: JobContext, secret: str = "") -> int:
     if ctx.attempt == 1:
         raise ValueError(f"cannot charge {secret}")
     return ctx.attempt
+
+
+@jm.handler("raises_with_args")
+async def raises_with_args(secret: str) -> None:
+    raise KeyError(secret)
+
+
+@jm.handler("raises_in_thread")
+def raises_in_thread(secret: str) -> None:
+    raise RuntimeError(f"refused: {secret}") from ValueError(secret)
+
+
+@jm.handler("raises_in_process", executor="process")
+def raises_in_process(secret: str) -> None:
+    raise RuntimeError(secret)
+
+
+@jm.handler("returns_what_cannot_be_stored")
+async def returns_what_cannot_be_stored(secret: str) -> object:
+    return {secret: object()}
+
+
+@jm.handler("takes_a_number")
+async def takes_a_number(number: int) -> int:
+    return number
