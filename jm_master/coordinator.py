@@ -34,6 +34,7 @@ from jm_nats.link_health import watch_link
 from jm_nats.log_context import set_group
 from jm_nats.provision import ensure_cluster, ensure_cluster_at_start
 from jm_nats.subjects import Names
+from jm_nats.troubles import trouble
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -186,12 +187,12 @@ class Coordinator:
             except* AgentStoreChangedError as changed:
                 self._violated(changed)
             except* (LostTermError, CutOffError) as lost:
-                log.warning("stepping down", extra={"reason": describe(lost)})
+                trouble(log, "stepping down", {"reason": describe(lost)})
             except* InvariantViolatedError as violated:
                 broken = violation_in(violated)
             except* Exception as errors:  # whoever leads next begins afresh
                 if classify(errors) is Fault.TRANSIENT:  # an outage that a duty could not ride out
-                    log.warning("stepping down", extra={"reason": describe(errors)})
+                    trouble(log, "stepping down", {"reason": describe(errors)})
                 else:
                     log.exception("a duty failed; stepping down")
             if broken is not None:

@@ -29,6 +29,7 @@ from jm_nats.errors import (
     NoSuchStreamError,
 )
 from jm_nats.pull_status import Verdict, judge
+from jm_nats.troubles import trouble
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -277,8 +278,7 @@ class PullReader:
                 self._gone(description)
             case verdict:
                 facts = self._facts | {"code": code, "problem": description}
-                # The first of a row.
-                log.log(logging.DEBUG if self._wait_s else logging.INFO, "pull turned away", extra=facts)
+                trouble(log, "pull turned away", facts, level=logging.INFO)
                 self._turned_away(in_doubt=verdict is Verdict.DOUBT)
 
     def _too_big(self, pull: _Pull) -> None:
@@ -335,7 +335,7 @@ class PullReader:
                 await self._wake.wait()
         except TimeoutError:
             if self._loop.time() - self._heard_at >= self._silence_s:
-                log.info("pull without a heartbeat, asking anew", extra=self._facts)
+                trouble(log, "pull without a heartbeat, asking anew", self._facts, level=logging.INFO)
                 self._in_doubt = self._stale = True
         self._wake.clear()
 

@@ -81,5 +81,6 @@ async def test_a_store_that_is_away_for_a_minute_fills_no_log(store, cluster_nam
             entries = [json.loads(line) for line in process.err().splitlines()]
             busiest = busiest_minute([entry for entry in entries if before_s <= at_of(entry) < back_s])
             print(f"{store} away, {name}: {len(busiest)} lines in its busiest minute\n{shown(busiest)}")  # noqa: T201
-            assert 0 < len(busiest) < LINES_MAX, f"{name}\n{shown(busiest)}"
+            assert len(busiest) < LINES_MAX, f"{name}\n{shown(busiest)}"
+            assert busiest or (store, name) == ("postgres", "worker"), "but for a worker, which has no Postgres"
             assert await process.end() == ExitCode.OK
