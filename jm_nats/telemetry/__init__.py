@@ -2,7 +2,7 @@
 
 from jm_nats.telemetry import names
 from jm_nats.telemetry.active import Active, refresh
-from jm_nats.telemetry.instruments import Gauges, Group, Values, enter_group
+from jm_nats.telemetry.instruments import Gauges, Group, Values, as_group, current_group, enter_group
 from jm_nats.telemetry.metrics import (
     Submits,
     attempt_ended,
@@ -47,11 +47,13 @@ __all__ = [
     "Group",
     "Submits",
     "Values",
+    "as_group",
     "attempt_ended",
     "attempt_started",
     "batch_committed",
     "bucket_drained",
     "bucket_lost",
+    "current_group",
     "duty_passed",
     "enter_duty",
     "enter_group",

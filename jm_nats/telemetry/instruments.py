@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
@@ -52,6 +53,16 @@ _group: Final[ContextVar[Group]] = ContextVar("jobmaster_group", default=NOBODY)
 def enter_group(group: Group) -> None:
     """From here on what this task measures, and what is started by it, is of ``group``."""
     _group.set(group)
+
+
+@contextmanager
+def as_group(group: Group) -> Iterator[None]:
+    """For what is not called by a task of the group: another thread, or a client that serves another cluster."""
+    token = _group.set(group)
+    try:
+        yield
+    finally:
+        _group.reset(token)
 
 
 def current_group() -> Group:
@@ -99,8 +110,9 @@ class Counter:
     def add(self, count: int, attributes: Attributes = ()) -> None:
         """From any thread. 0 makes the series visible, so that its first increase can be seen."""
         if Active.metering:
+            key = attributes_of(_group.get(), self.spec) + attributes
             with _lock:
-                self._sums[attributes_of(_group.get(), self.spec) + attributes] += count
+                self._sums[key] += count
 
     def part(self, attributes: Attributes) -> Part:
         """One that is counted by a single thread, without a look at anything."""
@@ -191,7 +203,7 @@ class Sampled:
 
 class Gauges:
     """What one owner says: values that it sets, and questions that are asked at each collection, by the exporter's
-    thread. Nothing of it is shown any more once the ``with`` block has ended.
+    thread. Nothing of it is shown any more once it is closed.
     """
 
     def __init__(self, group: Group) -> None:
@@ -199,14 +211,20 @@ class Gauges:
         self._said: dict[str, Values] = {}
         self._asked: dict[str, Callable[[], Values]] = {}
 
-    def __enter__(self) -> Self:
+    def open(self) -> None:
         with _lock:
             _owners.append(self)
+
+    def close(self) -> None:
+        with _lock:
+            _owners.remove(self)
+
+    def __enter__(self) -> Self:
+        self.open()
         return self
 
     def __exit__(self, *_: object) -> None:
-        with _lock:
-            _owners.remove(self)
+        self.close()
 
     def say(self, spec: Spec, value: float, attributes: Attributes = ()) -> None:
         with _lock:

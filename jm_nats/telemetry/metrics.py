@@ -6,13 +6,12 @@ import time
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from jm_core.health import Invariant
 from jm_nats.telemetry import names
 from jm_nats.telemetry.active import Active
-from jm_nats.telemetry.instruments import Gauges, Group, bounded, counter, current_group, enter_group, histogram
+from jm_nats.telemetry.instruments import Gauges, Group, as_group, bounded, counter, current_group, histogram
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from jm_nats.telemetry.instruments import Attributes, Part, Sampled
 
 SYSTEM: Final = (names.SYSTEM, "jobmaster")
@@ -30,26 +29,22 @@ def route(lane: str, priority: str) -> Attributes:
 
 
 class Submits:
-    """Of one client. Per message, not per job; the counts of the errors are by type."""
+    """Of one client, which may live for a single submit: nothing of it is kept. Called per message, not per job."""
 
     def __init__(self, cluster: str) -> None:
         self._group = Group(cluster, "")
-        self._parts: dict[str, tuple[Part, Sampled]] = {}
+        self._durations: dict[Attributes, Sampled] = {}
 
     def ended(self, jobs: int, took_s: float, error: BaseException | None = None) -> None:
-        kind = type(error).__qualname__ if error is not None else ""
-        part, duration = self._parts.get(kind) or self._make(kind)
-        part.count += jobs
+        attributes: Attributes = SUBMIT
+        if error is not None:
+            attributes = (*SUBMIT, (names.ERROR_TYPE, bounded(names.ERROR_TYPE, type(error).__qualname__)))
+        with as_group(self._group):  # a client in a handler serves its own cluster
+            counter(names.SENT).add(jobs, attributes)
+            duration = self._durations.get(attributes)
+            if duration is None:
+                duration = self._durations[attributes] = histogram(names.SUBMIT_DURATION).sampled(attributes)
         duration.record(took_s)
-
-    def _make(self, kind: str) -> tuple[Part, Sampled]:
-        outer = current_group()
-        attributes = (*SUBMIT, (names.ERROR_TYPE, bounded(names.ERROR_TYPE, kind))) if kind else SUBMIT
-        enter_group(self._group)  # a client in a handler serves its own cluster
-        made = counter(names.SENT).part(attributes), histogram(names.SUBMIT_DURATION).sampled(attributes)
-        enter_group(outer)
-        self._parts[kind] = made
-        return made
 
 
 # -- the worker's
@@ -131,20 +126,16 @@ def stalled(kind: str) -> None:
     counter(names.STALLS).add(1, ((names.STALL, kind),))
 
 
-def invariant_violated(invariant: str, role: str) -> None:
-    group = current_group()
-    attributes: Attributes = ((names.INVARIANT, invariant),)
-    if not group.role:  # outside of its loops: the health board knows better
-        attributes = ((names.ROLE, role), *attributes)
-    counter(names.VIOLATIONS).add(1, attributes)
+def invariant_violated(invariant: str) -> None:
+    counter(names.VIOLATIONS).add(1, ((names.INVARIANT, invariant),))
 
 
-def show_zeros(role: str, invariants: Iterable[str]) -> None:
+def show_zeros(role: str) -> None:
     """What alerts ask for is there before it happens first: an increase from nothing is none that Prometheus sees."""
     for kind in STALL_KINDS:
         counter(names.STALLS).add(0, ((names.STALL, kind),))
-    for invariant in invariants:
-        counter(names.VIOLATIONS).add(0, ((names.INVARIANT, invariant),))
+    for invariant in Invariant:
+        counter(names.VIOLATIONS).add(0, ((names.INVARIANT, invariant.value),))
     if role == "coordinator":
         for spec in (names.LEADERSHIP_CHANGES, names.BUCKETS_LOST, names.STALE, names.REJECTED, names.DISABLED):
             counter(spec).add(0)

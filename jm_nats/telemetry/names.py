@@ -160,7 +160,7 @@ HEARTBEAT_LATENESS: Final = _histogram(
 )
 FETCH_AGE: Final = _gauge(
     "jobmaster.fetch.age", "s", By.WORKER, (WORKER, *_ROUTE),
-    "Since NATS last answered a pull of the bucket, with a message or, every 5 s, a sign of life; per route, the oldest",
+    "Since NATS last answered a pull of a bucket, with a message or, every 5 s, a sign of life; per route the oldest",
 )  # fmt: skip
 EVENTS_WAITING: Final = _gauge(
     "jobmaster.events.waiting", "{event}", By.WORKER, (WORKER,), "Outcomes and other reports not yet stored in NATS"
