@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 LOOK_S: Final = 10.0
 PATIENCE_S: Final = 5.0  # a look that takes longer is given up: it must never be what Postgres is busy with
-ALL_KINDS_MAX: Final = 5 * names.DEPTH_MAX
+ALL_KINDS_MAX: Final = 2 * names.DEPTH_MAX
 
 
 class QueueLook:

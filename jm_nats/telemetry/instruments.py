@@ -105,7 +105,7 @@ class Counter:
         self.spec = spec
         self._sums: dict[Attributes, int] = defaultdict(int)
         self._parts: list[Part] = []
-        _meter.create_observable_counter(spec.name, [self._observe], spec.unit, spec.description)
+        _meter.create_observable_counter(spec.name, [self.observe], spec.unit, spec.description)
 
     def add(self, count: int, attributes: Attributes = ()) -> None:
         """From any thread. 0 makes the series visible, so that its first increase can be seen."""
@@ -121,7 +121,7 @@ class Counter:
             self._parts.append(part)
             return part
 
-    def _observe(self, _: object) -> Iterator[Observation]:
+    def observe(self, _: object = None) -> Iterator[Observation]:
         with _lock:
             sums = defaultdict(int, self._sums)
             for part in self._parts:
@@ -256,9 +256,9 @@ _owners: Final[list[Gauges]] = []
 class Gauge:
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
-        _meter.create_observable_gauge(spec.name, [self._observe], spec.unit, spec.description)
+        _meter.create_observable_gauge(spec.name, [self.observe], spec.unit, spec.description)
 
-    def _observe(self, _: object) -> Iterable[Observation]:
+    def observe(self, _: object = None) -> Iterable[Observation]:
         with _lock:
             owners = list(_owners)
         return [
@@ -281,3 +281,7 @@ def counter(spec: Spec) -> Counter:
 
 def histogram(spec: Spec) -> Histogram:
     return _histograms[spec.name]
+
+
+def gauge(spec: Spec) -> Gauge:
+    return _gauges[spec.name]

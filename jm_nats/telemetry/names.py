@@ -201,8 +201,9 @@ LEADERSHIP_CHANGES: Final = _counter(
 DEPTH_MAX: Final = 100_000
 QUEUE_DEPTH: Final = _gauge(
     "jobmaster.queue.depth", "{job}", By.LEADER, (*_ROUTE, STATE),
-    f"Jobs that wait or run, looked at every 10 s; counted up to {DEPTH_MAX:,} per state, and no further. Jobs not yet "
-    "due on the master are not counted",
+    f"Jobs that wait or run, counted up to {DEPTH_MAX:,}: of a kind (lane, priority, handler) for `due`, "
+    f"all kinds together up to {2 * DEPTH_MAX:,}, shared evenly; of an agent for the others. What is not due yet "
+    "counts in buckets only",
 )  # fmt: skip
 OLDEST_DUE_AGE: Final = _gauge(
     "jobmaster.queue.oldest_due_age", "s", By.LEADER, _ROUTE,
