@@ -40,7 +40,7 @@ BROKEN = "INSERT INTO jobmaster.schedule (name, kind, expr, handler) VALUES ('br
 
 @app.jm.handler("blocks")
 async def blocks():
-    time.sleep(2.2)  # noqa: ASYNC251 - longer than a turn of the watch and the second that it may be late
+    time.sleep(2.8)  # noqa: ASYNC251 - a turn of the watch, the second it may be late, and a heartbeat that looks
 
 
 def collected():
@@ -118,6 +118,7 @@ async def schedules(client, db):
     await client.schedules.resume("overlaps")
     await seen("jobmaster.schedules.skipped", reason="paused", schedule="overlaps")
     await client.schedules.delete("overlaps")
+    await wait_until(lambda: not total("jobmaster.slots.running"), 30, what="its last job has ended")
 
 
 async def everything(nats_url, dsn, cluster):
@@ -131,6 +132,7 @@ async def everything(nats_url, dsn, cluster):
             await schedules(client, db)
             running = await app.sleeper.submit(client, seconds=60)
             await seen("jobmaster.slots.running")
+            await seen("jobmaster.jobs.saved", 14)
             await seen("jobmaster.queue.depth", state="processing")
             await seen("jobmaster.queue.oldest_due_age", lane="unserved")
             await seen("jobmaster.retention.removed", 5)
