@@ -25,7 +25,6 @@ from jm_nats.telemetry.active import Active
 SYSTEM: Final = "jobmaster"
 OPERATION_SUBMIT: Final = "submit"
 OPERATION_PROCESS: Final = "process"
-OTHER_ERROR: Final = "_OTHER"
 
 _tracer = trace.get_tracer("jobmaster")
 # Of what OTEL_PROPAGATORS may name, only this one's header is what a job carries.
@@ -92,23 +91,16 @@ def processing(
         yield span
 
 
-def attempt_outcome(span: Span, outcome: str, error: str | None) -> None:
+def attempt_outcome(span: Span, outcome: str, error_type: str) -> None:
     """How it ended; of a failure, only its kind: the text may hold what it was called with.
 
     Args:
-        error: the error's text, headed by its type; None unless it failed.
+        error_type: empty unless it failed.
     """
     span.set_attribute("jobmaster.outcome", outcome)
-    if error is not None:
-        kind = error_type(error)
-        span.set_attribute("error.type", kind)
-        span.set_status(Status(StatusCode.ERROR, kind))
-
-
-def error_type(error: str) -> str:
-    """``ValueError`` of ``ValueError: 7 is too much``; whatever is no name of a type is another kind of trouble."""
-    head = error.partition("\n")[0].partition(":")[0].strip()
-    return head if head.replace(".", "").replace("_", "").isalnum() and len(head) <= 100 else OTHER_ERROR
+    if error_type:
+        span.set_attribute("error.type", error_type)
+        span.set_status(Status(StatusCode.ERROR, error_type))
 
 
 def current_traceparent() -> str | None:

@@ -20,6 +20,7 @@ from jm_core.model import Priority, ReturnReason
 from jm_core.payload import cut_text
 from jm_core.slots import Turns, next_priority
 from jm_core.wire import Progress, Quarantined, Returned, Run, Started
+from jm_nats import telemetry
 from jm_nats.clock import Clock
 from jm_nats.handlers import ArgumentsError, Handler
 from jm_nats.troubles import trouble
@@ -258,6 +259,7 @@ class Engine:
         facts = {"job_id": run.id, "attempt": run.attempt, "handler": run.handler, "bucket": held.port.bucket}
         trouble(log, "job quarantined", facts | {"reason": reason})
         reporter.add(Quarantined(run.id, run.dispatch, self._clock.now(), reason), size=200 + len(reason))
+        telemetry.job_quarantined(held.port.lane, held.port.priority.label)
         self._close(held)
         self._suspect_over(held)
 
