@@ -1,9 +1,10 @@
-"""How a group is, as gauges. They outlive a group that has failed stop: while its process stays up to say why, so do
-they; one that ended in order takes them along.
+"""How a group is, as gauges. Its health outlives a group that has failed stop, for as long as somebody has its board to
+say why (the health port); whoever ended in order says nothing more.
 """
 
 from __future__ import annotations
 
+import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -25,18 +26,40 @@ def measured(board: HealthBoard, group: Group, stores: Mapping[str, str]) -> Ite
 
     Args:
         stores: name of a store -> of its trouble on the board.
+
+    Returns:
+        The group's gauges, which are gone after the block.
     """
     telemetry.enter_group(group)
     telemetry.refresh()
     board.group = group
     telemetry.show_zeros(group.role)
+    health = _health(board, group)
+    try:
+        with Gauges(group) as gauges:
+            gauges.ask_all(names.CONNECTED, lambda: _connected(board, stores))
+            yield gauges
+    except Exception:
+        raise  # its health stays
+    except BaseException:
+        health.close()
+        raise
+    health.close()
 
-    def connected() -> Values:
-        return {((names.STORE, store),): int(not board.is_in_trouble(name)) for store, name in stores.items()}
+
+def _health(board: HealthBoard, group: Group) -> Gauges:
+    there = weakref.ref(board)
+
+    def level() -> Values:
+        living = there()
+        return {} if living is None else {(): LEVELS[living.verdict().health]}
 
     gauges = Gauges(group)
-    gauges.ask(names.GROUP_HEALTH, lambda: LEVELS[board.verdict().health])
-    gauges.ask_all(names.CONNECTED, connected)
+    gauges.ask_all(names.GROUP_HEALTH, level)
     gauges.open()
-    yield gauges
-    gauges.close()  # not when it has failed
+    weakref.finalize(board, gauges.close)
+    return gauges
+
+
+def _connected(board: HealthBoard, stores: Mapping[str, str]) -> Values:
+    return {((names.STORE, store),): int(not board.is_in_trouble(name)) for store, name in stores.items()}

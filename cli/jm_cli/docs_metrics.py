@@ -29,9 +29,9 @@ What to know before a query is written:
 * With several agents each has a leader: jobs that are `due` lie on the master that they share, so take the largest of
   `{names.QUEUE_DEPTH.name}` and `{names.OLDEST_DUE_AGE.name}`, and add up the rest.
 * **Histograms that are per job** (`{names.PROCESS_DURATION.name}`, `{names.START_LATENCY.name}`,
-  `{names.START_LATENESS.name}`) and per submit hold every value up to {SAMPLES_PER_S} a second and combination of
-  attributes, and evenly spread ones above (the first second of a flood has some more). Their quantiles are right under
-  any load; their `_count` is not the number of jobs, `{names.ATTEMPTS.name}` is.
+  `{names.START_LATENESS.name}`) or per submit hold every value up to {SAMPLES_PER_S} a second and combination of
+  attributes, and evenly spread ones above (of a client's flood, some more of the first second). Their quantiles are
+  right under any load; their `_count` is not the number of jobs, `{names.ATTEMPTS.name}` is.
 * A counter that alerts ask for (stalls, violations, lost buckets, stale outcomes, rejected jobs, changes of leaders) is
   there with 0 from the start, so that its first increase is one.
 * Values that outsiders can make up are bounded: after {names.VALUES_MAX} different ones of an attribute the others are

@@ -2,11 +2,10 @@
 
 from jm_nats.telemetry import names
 from jm_nats.telemetry.active import Active, refresh
-from jm_nats.telemetry.instruments import Gauges, Group, Values, as_group, current_group, enter_group
+from jm_nats.telemetry.instruments import Gauges, Group, Values, as_group, current_group, enter_group, flush
 from jm_nats.telemetry.metrics import (
+    RouteMeasures,
     Submits,
-    attempt_ended,
-    attempt_started,
     batch_committed,
     bucket_drained,
     bucket_lost,
@@ -43,12 +42,11 @@ __all__ = [
     "Active",
     "Gauges",
     "Group",
+    "RouteMeasures",
     "Submits",
     "Values",
     "as_group",
-    "attempt_ended",
     "attempt_outcome",
-    "attempt_started",
     "batch_committed",
     "bucket_drained",
     "bucket_lost",
@@ -59,6 +57,7 @@ __all__ = [
     "enter_duty",
     "enter_group",
     "enter_term",
+    "flush",
     "heartbeat_acknowledged",
     "instants_skipped",
     "invariant_violated",

@@ -31,7 +31,7 @@ SAMPLES_PER_S: Final = 100
 MAIN_AGENT: Final = "main"
 
 _meter: Final = metrics.get_meter("jobmaster")
-_lock: Final = threading.Lock()
+_lock: Final = threading.RLock()  # a board's end, at any moment of a thread, takes its gauges away
 
 
 # -- whose measurement it is
@@ -104,7 +104,7 @@ class Counter:
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
         self._sums: dict[Attributes, int] = defaultdict(int)
-        self._parts: list[Part] = []
+        self._kept: list[tuple[Attributes, Kept]] = []
         _meter.create_observable_counter(spec.name, [self.observe], spec.unit, spec.description)
 
     def add(self, count: int, attributes: Attributes = ()) -> None:
@@ -114,28 +114,18 @@ class Counter:
             with _lock:
                 self._sums[key] += count
 
-    def part(self, attributes: Attributes) -> Part:
-        """One that is counted by a single thread, without a look at anything."""
+    def count_all_of(self, kept: Kept, attributes: Attributes) -> None:
+        """Besides what is added: how many values ``kept`` has been given."""
         with _lock:
-            part = Part(attributes_of(_group.get(), self.spec) + attributes)
-            self._parts.append(part)
-            return part
+            self._kept.append((attributes_of(_group.get(), self.spec) + attributes, kept))
 
     def observe(self, _: object = None) -> Iterator[Observation]:
         with _lock:
             sums = defaultdict(int, self._sums)
-            for part in self._parts:
-                sums[part.attributes] += part.count
+            for attributes, kept in self._kept:
+                sums[attributes] += kept.total
         for attributes, total in sums.items():
             yield Observation(total, dict(attributes))
-
-
-class Part:
-    __slots__ = ("attributes", "count")
-
-    def __init__(self, attributes: Attributes) -> None:
-        self.attributes = attributes
-        self.count = 0
 
 
 # -- histograms
@@ -152,8 +142,56 @@ class Histogram:
         if Active.metering:
             self._instrument.record(max(value, 0.0), dict(attributes_of(_group.get(), self.spec) + attributes))
 
+    def kept(self, attributes: Attributes) -> Kept:
+        """For what is recorded more often than an SDK should be called."""
+        group = _group.get()
+        kept = Kept(self._instrument, dict(attributes_of(group, self.spec) + attributes))
+        with _lock:
+            _kept[group].append(kept)
+        return kept
+
     def sampled(self, attributes: Attributes) -> Sampled:
         return Sampled(self._instrument, dict(attributes_of(_group.get(), self.spec) + attributes))
+
+
+class Kept:
+    """A histogram's values of one combination of attributes, kept for a second: what a job pays is an ``append``. Of
+    more than ``SAMPLES_PER_S`` a second so many are recorded, evenly spread. Used by its group's thread alone.
+    """
+
+    __slots__ = ("_attributes", "_flushed", "_instrument", "values")
+
+    def __init__(self, instrument: metrics.Histogram, attributes: Mapping[str, str]) -> None:
+        self._instrument = instrument
+        self._attributes = attributes
+        self._flushed = 0
+        self.values: list[float] = []
+
+    @property
+    def total(self) -> int:
+        return self._flushed + len(self.values)
+
+    def flush(self) -> None:
+        with _lock:  # whoever collects must not see a total that is less than it was
+            values, self.values = self.values, []
+            self._flushed += len(values)
+        if len(values) > SAMPLES_PER_S:
+            values = [values[n * len(values) // SAMPLES_PER_S] for n in range(SAMPLES_PER_S)]
+        for value in values:
+            self._instrument.record(max(value, 0.0), self._attributes)
+
+
+_kept: Final[defaultdict[Group, list[Kept]]] = defaultdict(list)
+
+
+def flush(group: Group) -> Iterator[None]:
+    """Once a second, by the group's own thread. Between two steps others may have their turn: one takes up to a
+    millisecond.
+    """
+    for kept in list(_kept[group]):
+        if kept.values:
+            kept.flush()
+            yield
 
 
 class Sampled:
@@ -216,8 +254,10 @@ class Gauges:
             _owners.append(self)
 
     def close(self) -> None:
+        """Safe to repeat."""
         with _lock:
-            _owners.remove(self)
+            if self in _owners:
+                _owners.remove(self)
 
     def __enter__(self) -> Self:
         self.open()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from jm_core.health import Invariant
 from jm_nats.telemetry import names
@@ -12,7 +12,7 @@ from jm_nats.telemetry.active import Active
 from jm_nats.telemetry.instruments import Gauges, Group, as_group, bounded, counter, current_group, histogram
 
 if TYPE_CHECKING:
-    from jm_nats.telemetry.instruments import Attributes, Part, Sampled
+    from jm_nats.telemetry.instruments import Attributes, Kept, Sampled
 
 SYSTEM: Final = (names.SYSTEM, "jobmaster")
 SUBMIT: Final = (SYSTEM, (names.OPERATION, "submit"))
@@ -50,51 +50,62 @@ class Submits:
 # -- the worker's
 
 
-class _Attempts(NamedTuple):
-    ended: Part
-    run_s: Sampled
+_runs: Final[dict[tuple[object, ...], Kept]] = {}
+_starts: Final[dict[tuple[object, ...], tuple[Kept, Kept]]] = {}
 
 
-class _Starts(NamedTuple):
-    lateness_s: Sampled
-    latency_s: Sampled
+class RouteMeasures:
+    """Of the attempts of one bucket. What is measured outlives it: another of its route goes on with it."""
 
+    __slots__ = ("_group", "_route", "_runs", "_starts")
 
-_attempts: Final[dict[tuple[object, ...], _Attempts]] = {}
-_starts: Final[dict[tuple[object, ...], _Starts]] = {}
+    def __init__(self, lane: str, priority: str) -> None:
+        self._group = current_group()
+        self._route = (lane, priority)
+        self._starts: tuple[Kept, Kept] | None = None
+        self._runs: dict[tuple[str, str, str], Kept] = {}
 
+    def started(self, late_s: float, *, was_due_at_once: bool) -> None:
+        """Args: was_due_at_once: and this is its first start, so that its due time is when it was submitted."""
+        lateness, latency = self._starts or self._make_starts()
+        lateness.values.append(late_s)
+        if was_due_at_once:
+            latency.values.append(late_s)
 
-def attempt_started(lane: str, priority: str, *, late_s: float, was_due_at_once: bool) -> None:
-    """Args: was_due_at_once: and this is its first start, so that its due time is when it was submitted."""
-    key = (current_group(), lane, priority)
-    starts = _starts.get(key)
-    if starts is None:
-        attributes = route(lane, priority)
-        late, latency = histogram(names.START_LATENESS), histogram(names.START_LATENCY)
-        starts = _starts[key] = _Starts(late.sampled(attributes), latency.sampled(attributes))
-    starts.lateness_s.record(late_s)
-    if was_due_at_once:
-        starts.latency_s.record(late_s)
+    def ended(self, handler: str, outcome: str, error_type: str, run_s: float) -> None:
+        """Once a job: what it needs is looked up, not made."""
+        if error_type:
+            error_type = bounded(names.ERROR_TYPE, error_type)
+        key = (handler, outcome, error_type)
+        kept = self._runs.get(key) or self._make_runs(key)
+        kept.values.append(run_s)
 
+    def _make_starts(self) -> tuple[Kept, Kept]:
+        key = (self._group, *self._route)
+        if key not in _starts:
+            attributes = route(*self._route)
+            with as_group(self._group):
+                late, latency = histogram(names.START_LATENESS), histogram(names.START_LATENCY)
+                _starts[key] = late.kept(attributes), latency.kept(attributes)
+        self._starts = _starts[key]
+        return self._starts
 
-def attempt_ended(handler: str, lane: str, priority: str, outcome: str, *, run_s: float, error_type: str = "") -> None:
-    """Once a job: what it needs is looked up, not made."""
-    if error_type:
-        error_type = bounded(names.ERROR_TYPE, error_type)
-    key = (current_group(), handler, lane, priority, outcome, error_type)
-    attempts = _attempts.get(key) or _make_attempts(key, handler, route(lane, priority), outcome, error_type)
-    attempts.ended.count += 1
-    attempts.run_s.record(run_s)
-
-
-def _make_attempts(key: tuple[object, ...], handler: str, on: Attributes, outcome: str, error_type: str) -> _Attempts:
-    attributes = ((names.HANDLER, bounded(names.HANDLER, handler)), *on, (names.OUTCOME, outcome))
-    if error_type:
-        attributes = (*attributes, (names.ERROR_TYPE, error_type))
-    ended = counter(names.ATTEMPTS).part(attributes)
-    run_s = histogram(names.PROCESS_DURATION).sampled((*PROCESS, *attributes))
-    made = _attempts[key] = _Attempts(ended, run_s)
-    return made
+    def _make_runs(self, key: tuple[str, str, str]) -> Kept:
+        full = (self._group, *self._route, *key)
+        if full not in _runs:
+            handler, outcome, error_type = key
+            attributes = (
+                (names.HANDLER, bounded(names.HANDLER, handler)),
+                *route(*self._route),
+                (names.OUTCOME, outcome),
+            )
+            if error_type:
+                attributes = (*attributes, (names.ERROR_TYPE, error_type))
+            with as_group(self._group):
+                kept = _runs[full] = histogram(names.PROCESS_DURATION).kept((*PROCESS, *attributes))
+                counter(names.ATTEMPTS).count_all_of(kept, attributes)
+        self._runs[key] = _runs[full]
+        return _runs[full]
 
 
 def jobs_taken(count: int, lane: str, priority: str) -> None:

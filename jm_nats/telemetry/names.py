@@ -52,8 +52,8 @@ ATTRIBUTES: Final = {
     HEALTH: "`healthy`, `degraded`, `unhealthy`",
     STORE: "`nats`, `postgres`",
     DUTY: "name of a leader's duty",
-    SCHEDULE: f"name of the schedule; the first {VALUES_MAX} of a process that were skipped, then `{OTHER}` (the log "
-    "names each)",
+    SCHEDULE: f"name of the schedule; the first {VALUES_MAX} of a process that were skipped, then `{OTHER}` (`jm "
+    "schedule skips` names each)",
     REASON: "`misfire`, `overlap`, `duplicate`, `paused`, `disabled`, `inactive`, `cancelled`",
     INVARIANT: "name of the invariant (docs/architecture.md, section 7)",
     ERROR_TYPE: "only where something failed: the exception's class, `timed_out`, `child_died`, `result_unstorable`; "

@@ -116,9 +116,8 @@ class Execution:
         self._deadline_s = self.started_loop_s + self.run.timeout_s
         if telemetry.Active.metering:
             run = self.run
-            late_s, label = self.started_at - run.run_at, self.port.priority.label
             is_first = run.due_at_once and run.attempt == 1
-            telemetry.attempt_started(self.port.lane, label, late_s=late_s, was_due_at_once=is_first)
+            self.port.measures.started(self.started_at - run.run_at, was_due_at_once=is_first)
         if self.context is not None:
             self.context._deadline_s = self.started_at + self.run.timeout_s  # noqa: SLF001 - ours
 
@@ -338,10 +337,7 @@ class Execution:
             return  # it goes back without having been an attempt
         outcome = self.outcome
         error_type = self._kind_of_failure(outcome)
-        run_s, label = self.finished_at - self.started_at, self.port.priority.label
-        telemetry.attempt_ended(
-            self.run.handler, self.port.lane, label, outcome.value, run_s=run_s, error_type=error_type
-        )
+        self.port.measures.ended(self.run.handler, outcome.value, error_type, self.finished_at - self.started_at)
 
     def _release(self) -> None:
         if not self._is_released:

@@ -10,6 +10,7 @@ from nats.aio.msg import Msg
 from jm_core import limits, wire
 from jm_core.model import Priority
 from jm_core.wire import Event, EventBatch, Progress
+from jm_nats import telemetry
 from jm_nats.errors import AgentError
 from jm_nats.publisher import JetPublisher
 from jm_nats.pull import ack
@@ -173,13 +174,14 @@ class Reporter:
 class BucketPort:
     """What an attempt knows of its bucket: who it is, and where its reports go."""
 
-    __slots__ = ("bucket", "closed", "lane", "priority", "reporter", "running")
+    __slots__ = ("bucket", "closed", "lane", "measures", "priority", "reporter", "running")
 
     def __init__(self, bucket: str, lane: str, priority: Priority, reporter: Reporter) -> None:
         self.bucket = bucket
         self.lane = lane
         self.priority = priority
         self.reporter = reporter
+        self.measures = telemetry.RouteMeasures(lane, priority.label)
         self.closed = False  # nothing more is started: what comes goes back
         self.running = 0
 

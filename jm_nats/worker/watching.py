@@ -55,6 +55,8 @@ class LoopPulse:
             telemetry.refresh()
             self.lag_s = max(0.0, self.last_tick_s - before - TICK_S)
             note_lag(self.lag_s)
+            for _ in telemetry.flush(telemetry.current_group()):
+                await asyncio.sleep(0)
             if self.lag_s > BLOCKED_S:
                 self._say_it_turns()
 

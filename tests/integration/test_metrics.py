@@ -17,6 +17,9 @@ from jm_core.lease import LeaderRecord
 from jm_master.leadership import KEY
 from jm_nats import telemetry
 from jm_nats.kv import CasKv
+from jm_nats.provision import ensure_bucket
+from jm_nats.pull import PullReader
+from jm_nats.subjects import RUN_CONSUMER
 from jm_nats.telemetry import instruments, names
 from jm_nats.telemetry.metrics import STALL_KINDS
 from jm_nats.telemetry.names import By, Kind
@@ -26,6 +29,8 @@ from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from nats.aio.msg import Msg
 
     from jm_nats.embedded import NatsServer
 
@@ -229,3 +234,38 @@ async def lead_elsewhere(kv: CasKv) -> None:
     while True:
         await kv.put(KEY, wire.encode(LeaderRecord("somebody else", 99)))
         await asyncio.sleep(0.1)
+
+
+# -- a pull that is not heard of
+
+
+class Deaf(PullReader):
+    """Gets nothing of what NATS sends, and does not know."""
+
+    async def _on_message(self, message: Msg) -> None:
+        pass
+
+
+def pull_stalls(cluster: str) -> int:
+    wanted = {names.CLUSTER: cluster, names.STALL: "pull"}
+    points = instruments.counter(names.STALLS).observe()
+    return int(sum(point.value for point in points if wanted.items() <= (point.attributes or {}).items()))
+
+
+async def test_a_pull_that_is_not_heard_of_is_a_stall_and_its_age_grows(
+    nats_server: NatsServer, cluster_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BR-203: the process is up and its consumer is dead."""
+    monkeypatch.setattr(telemetry.Active, "metering", True)
+    times = {"expires_s": 2, "idle_heartbeat_s": 0.2}
+    async with linked(nats_server.url, cluster_name) as bench:
+        await ensure_bucket(bench.link, bench.names, "b")
+        stream = bench.names.bucket_stream("b")
+        with telemetry.as_group(telemetry.Group(cluster_name, "worker", "w1")):
+            async with PullReader(bench.link, stream, RUN_CONSUMER, batch=10, max_bytes=1 << 20, **times) as hears:
+                await asyncio.sleep(1)
+                assert hears.unheard_s < 0.6
+                assert pull_stalls(cluster_name) == 0
+            async with Deaf(bench.link, stream, RUN_CONSUMER, batch=10, max_bytes=1 << 20, **times) as deaf:
+                await wait_until(lambda: pull_stalls(cluster_name) >= 2, what="it is asked anew, and again")
+                assert deaf.unheard_s >= 2 * 2.5 * 0.2, "to ask is no answer"

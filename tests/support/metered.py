@@ -133,6 +133,7 @@ async def everything(nats_url, dsn, cluster):
             running = await app.sleeper.submit(client, seconds=60)
             await seen("jobmaster.slots.running")
             await seen("jobmaster.jobs.saved", 14)
+            await seen("jobmaster.start.latency", 11)  # a second later
             await seen("jobmaster.queue.depth", state="processing")
             await seen("jobmaster.queue.oldest_due_age", lane="unserved")
             await seen("jobmaster.retention.removed", 5)

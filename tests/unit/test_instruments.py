@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import re
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 
 from jm_cli import docs_metrics
+from jm_core import limits
 from jm_core.health import Invariant
 from jm_nats import loop_lag, telemetry
+from jm_nats.board_gauges import measured
+from jm_nats.config import NatsConfig
 from jm_nats.health import HealthBoard
+from jm_nats.subjects import Names
 from jm_nats.telemetry import instruments, names
 from jm_nats.telemetry.instruments import SAMPLES_PER_S, Gauges, Group, Sampled, bounded
 from jm_nats.telemetry.names import Kind
+from jm_nats.worker.heartbeat import Heartbeat
 from tests.support.processes import ROOT
 
 WORKER = Group("blue", "worker", "w1")
@@ -158,12 +167,30 @@ def test_a_counter_loses_nothing_of_several_threads():
 @pytest.mark.usefixtures("metering")
 def test_attempts_are_counted_one_by_one_however_many_are_sampled():
     before = sums(names.ATTEMPTS, handler="flood")
-    for _ in range(3 * SAMPLES_PER_S):
-        telemetry.attempt_ended("flood", "default", "low", "succeeded", run_s=0.01)
+    measures, again = (telemetry.RouteMeasures("default", "low") for _ in range(2))  # of two buckets of one route
+    for n in range(3 * SAMPLES_PER_S):
+        (measures, again)[n % 2].ended("flood", "succeeded", "", 0.01)
+    assert sums(names.ATTEMPTS, handler="flood", cluster="blue") == before + 3 * SAMPLES_PER_S
+    assert list(telemetry.flush(WORKER)) == [None]  # one histogram
+    assert list(telemetry.flush(WORKER)) == []
     assert sums(names.ATTEMPTS, handler="flood", cluster="blue") == before + 3 * SAMPLES_PER_S
 
 
 # -- samples
+
+
+@pytest.mark.parametrize("count", [1, SAMPLES_PER_S, SAMPLES_PER_S + 1, 7 * SAMPLES_PER_S, 20_000])
+def test_what_is_kept_for_a_second_is_recorded_evenly(count):
+    recorded = Recorded()
+    kept = instruments.Kept(recorded, {})
+    kept.values += range(count)
+    assert kept.total == count
+    kept.flush()
+    assert (kept.total, kept.values) == (count, [])
+    assert len(recorded.values) == min(count, SAMPLES_PER_S)
+    assert recorded.values == sorted(set(recorded.values))
+    gaps = [b - a for a, b in pairwise(recorded.values)]
+    assert not gaps or max(gaps) - min(gaps) <= 1
 
 
 def test_every_value_is_recorded_up_to_the_limit():
@@ -250,7 +277,7 @@ def test_what_outsiders_make_up_does_not_make_series_without_end():
     assert bounded(names.ERROR_TYPE, "ValueError") == "ValueError"  # each attribute for itself
     series = sum(1 for _ in instruments.counter(names.ATTEMPTS).observe())
     for n in range(10 * names.VALUES_MAX):
-        telemetry.attempt_ended("h", "default", "low", "failed", run_s=0.1, error_type=f"Error{n}")
+        telemetry.RouteMeasures("default", "low").ended("h", "failed", f"Error{n}", 0.1)
     assert sum(1 for _ in instruments.counter(names.ATTEMPTS).observe()) - series <= names.VALUES_MAX + 1
 
 
@@ -290,3 +317,73 @@ def test_a_loop_that_is_late_by_more_than_a_second_is_a_stall():
     assert sums(names.STALLS, stall="loop", cluster="blue") == before
     loop_lag.note_lag(1.1)
     assert sums(names.STALLS, stall="loop", cluster="blue") == before + 1
+
+
+# -- how a group is
+
+
+def fails(board, group):
+    with measured(board, group, {"nats": "nats"}) as gauges:
+        gauges.say(names.SLOTS, 100)
+        assert (shown(names.GROUP_HEALTH, "halted"), shown(names.CONNECTED, "halted")) == ([0], [1])
+        board.trouble("nats", "away")
+        assert (shown(names.GROUP_HEALTH, "halted"), shown(names.CONNECTED, "halted")) == ([1], [0])
+        raise RuntimeError("a bug")
+
+
+@pytest.mark.usefixtures("metering")
+def test_a_group_that_failed_stop_says_so_for_as_long_as_its_board_is_there():
+    group = Group("halted", "worker", "w1")
+    board = HealthBoard("w1", "worker")
+    with pytest.raises(RuntimeError, match="bug"):
+        fails(board, group)
+    board.halt("a bug")
+    assert shown(names.GROUP_HEALTH, "halted") == [2]
+    assert (shown(names.CONNECTED, "halted"), shown(names.SLOTS, "halted")) == ([], [])
+    del board
+    gc.collect()
+    assert shown(names.GROUP_HEALTH, "halted") == []
+
+
+@pytest.mark.usefixtures("metering")
+def test_a_group_that_ended_in_order_says_nothing():
+    board = HealthBoard("w1", "worker")
+    with measured(board, Group("ended", "worker", "w1"), {}):
+        assert shown(names.GROUP_HEALTH, "ended") == [0]
+    assert shown(names.GROUP_HEALTH, "ended") == []
+
+
+# -- heartbeats
+
+
+def a_heartbeat(**settings):
+    options = {"period_s": 0.05, "lease_s": 5, "snapshot": lambda: None, "last_tick_s": time.monotonic} | settings
+    return Heartbeat(NatsConfig(), Names("blue"), **options)
+
+
+@pytest.mark.usefixtures("metering")
+async def test_a_withheld_heartbeat_is_one_stall_however_long_it_lasts():
+    heartbeat = a_heartbeat(last_tick_s=lambda: time.monotonic() - 2 * limits.STALL_LIMIT_S)
+    before = sums(names.STALLS, stall="heartbeat_withheld")
+    for _ in range(3):
+        assert not await heartbeat._try_beat(None)
+    assert sums(names.STALLS, stall="heartbeat_withheld", cluster="blue") == before + 1
+
+
+async def test_a_heartbeat_is_late_since_the_first_that_was_not_acknowledged(monkeypatch):
+    heartbeat, late_s = a_heartbeat(), []
+    heartbeat._stopping, heartbeat._beat_now = asyncio.Event(), asyncio.Event()
+    answers = iter([True, False, False, True])
+
+    async def beat(_):
+        confirmed = next(answers)
+        if confirmed and late_s:
+            heartbeat._stopping.set()
+        return confirmed
+
+    monkeypatch.setattr(heartbeat, "_try_beat", beat)
+    monkeypatch.setattr(telemetry, "heartbeat_acknowledged", late_s.append)
+    await heartbeat._go_on(None)
+    on_time_s, after_two_failures_s = late_s
+    assert on_time_s < after_two_failures_s
+    assert after_two_failures_s >= 2 * 0.05
