@@ -23,6 +23,7 @@ from jm_core.ids import (
 from jm_core.model import DEFAULT_LANE, PRIORITY_BY_LABEL, OnConflict, Priority
 from jm_core.payload import check_args
 from jm_core.rejection import Rejection, located, refused, rejection, remedy_for, undecodable, wrong_count
+from jm_core.traceparent import usable_traceparent
 from jm_core.wire import HandlerDefaults, Submission
 
 
@@ -155,7 +156,7 @@ def resolve(
         submission.timeout_s or (known.timeout_s if known else cluster.timeout_s),
         submission.unique_key,
         submission.metadata,
-        submission.trace,
+        None if submission.trace is None else usable_traceparent(submission.trace),
         submission.unique_for_s,
         submission.on_conflict,
     )

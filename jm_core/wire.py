@@ -22,14 +22,15 @@ HEADER_SCHEDULE_TARGET: Final = "Nats-Schedule-Target"
 EMPTY_ARGS: Final = Raw(b"{}")
 
 # `$` alone lets a newline pass.
-TRACEPARENT_PATTERN: Final = "^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$(?!\n)"
 Instant = Annotated[datetime, Meta(tz=True)]
 
 # msgspec takes `Raw | None` for None alone and refuses every value; `Raw` takes null too, and None is a fine default.
 if TYPE_CHECKING:
     OptionalRaw = Raw | None
+    Trace = str | None
 else:
     OptionalRaw = Raw
+    Trace = Any  # whatever it is, it is no reason to refuse a job: see `traceparent`
 
 
 class Submission(Struct, omit_defaults=True, kw_only=True, gc=False):
@@ -48,7 +49,7 @@ class Submission(Struct, omit_defaults=True, kw_only=True, gc=False):
     unique_for_s: Annotated[float, Meta(gt=0, le=limits.UNIQUE_FOR_S_MAX)] | None = None
     on_conflict: str | None = None
     metadata: dict[str, str] | None = None
-    trace: Annotated[str, Meta(pattern=TRACEPARENT_PATTERN)] | None = None
+    trace: Trace = None
 
 
 class Run(Struct, array_like=True, gc=False):
@@ -68,6 +69,7 @@ class Run(Struct, array_like=True, gc=False):
     metadata: dict[str, str] | None = None
     trace: str | None = None
     losses: int = 0  # workers that died with it; from the first on it is announced before it is called (DESIGN 7)
+    due_at_once: bool = False  # `run_at` is when it was submitted: for a measurement, nothing depends on it
 
 
 class Started(Struct, array_like=True, tag="s", gc=False):

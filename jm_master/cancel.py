@@ -15,9 +15,11 @@ from jm_core.model import JobStatus
 from jm_master.ledger import LATER_HORIZON_S
 from jm_master.pg_errors import StoreUnavailableError
 from jm_master.wake import Wake
+from jm_nats import telemetry
 from jm_nats.crashpoints import reach
 from jm_nats.errors import AgentError, NoSuchStreamError
 from jm_nats.pace import tick_s
+from jm_nats.troubles import trouble
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,7 +120,9 @@ class Canceller:
     async def run(self) -> None:
         """Until cancelled: send what is to be sent, at once when there is something new."""
         while True:
-            if not await self.tell_once():
+            has_more = await self.tell_once()
+            telemetry.duty_passed()
+            if not has_more:
                 await self._wake.wait(tick_s(RETELL_S))
 
     async def tell_once(self) -> bool:
@@ -164,7 +168,7 @@ class Canceller:
         except NoSuchStreamError:
             told += orders  # the bucket is gone, and its jobs with it: whoever took them back ends them
         except (AgentError, TimeoutError) as error:
-            log.warning("a worker cannot be told of a cancel yet", extra={"bucket": bucket, "problem": str(error)})
+            trouble(log, "a worker cannot be told of a cancel yet", {"bucket": bucket, "problem": str(error)})
         else:
             told += orders
 

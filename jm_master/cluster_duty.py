@@ -19,9 +19,11 @@ from jm_core import wire
 from jm_core.cluster import DEFAULT, KEY, ClusterSettings, changed, decode_settings
 from jm_master.queries import named
 from jm_master.terms import LostTermError
+from jm_nats import telemetry
 from jm_nats.connection import server_clock_offset
 from jm_nats.errors import AgentError
 from jm_nats.pace import tick
+from jm_nats.troubles import trouble
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,6 +70,7 @@ class ClusterDuty:
         """Follow what other agents' leaders write, and keep the KV true, until cancelled."""
         while True:
             await self.look_once()
+            telemetry.duty_passed()
             await tick(POLL_S)
 
     async def look_once(self) -> None:
@@ -92,7 +95,7 @@ class ClusterDuty:
                     break
             if after is not before:
                 extra = {"mode": after.mode.value, "disabled": " ".join(after.disabled), "by": after.changed_by}
-                log.warning("cluster settings changed", extra=extra | {"reason": after.reason})
+                log.info("cluster settings changed", extra=extra | {"reason": after.reason})
             await self._take_up(after)
         return after
 
@@ -160,6 +163,6 @@ class ClusterDuty:
         try:
             await self._kv.put(KEY, value)
         except AgentError as error:
-            log.warning("cluster settings not told to workers yet", extra={"problem": str(error)})
+            trouble(log, "cluster settings not told to workers yet", {"problem": str(error)})
         else:
             self._view.told = value

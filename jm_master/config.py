@@ -1,5 +1,8 @@
 """Settings of the master, checked before anything starts. No secret is part of a repr, a message or a log (BR-220)."""
 
+import os
+import socket
+import uuid
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
@@ -13,6 +16,11 @@ from jm_core.retention import parse_retention
 from jm_master.queries import DEFAULT_SCHEMA, parse_schema
 
 SCHEMES: Final = ("postgres", "postgresql")
+
+
+def made_up_id() -> str:
+    """For a coordinator that was given no name."""
+    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,10 @@ from jm_master.cancel import later_second
 from jm_master.control_store import UNKNOWN, Order
 from jm_master.pg_errors import RowRefusedError, StoreContentionError, StoreUnavailableError
 from jm_master.wake import Wake
+from jm_nats import telemetry
 from jm_nats.crashpoints import reach
 from jm_nats.errors import AgentError
+from jm_nats.troubles import trouble
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -160,6 +162,7 @@ class Control:
         """
         while True:
             orders = await self._database.ride_out(lambda: self.store.open_orders(OPEN_MAX))
+            telemetry.duty_passed()
             for order in orders:
                 await self._step(order)
                 await anyio.sleep(BATCH_GAP_S)
@@ -192,7 +195,7 @@ class Control:
         try:
             await self._do_batch(order, ids)
         except AgentError as error:
-            log.warning("an operator action waits for NATS", extra={"action": order.action_id, "problem": str(error)})
+            trouble(log, "an operator action waits for NATS", {"action": order.action_id, "problem": str(error)})
             await anyio.sleep(1.0)
         except RowRefusedError as error:
             await self._one_by_one(order, ids, error)

@@ -20,6 +20,7 @@ from jm_master.pg_errors import RowRefusedError, StoreMisconfiguredError
 from jm_master.schedule_rows import shown_spec_of
 from jm_master.schedule_store import ScheduleWrite
 from jm_master.terms import LostTermError
+from jm_nats import telemetry
 from jm_nats.pace import tick
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class Declarations:
         await self._database.ride_out(lambda: self._store.forget(FORGET_S))
         while True:
             await self.look_once(now_s=time.monotonic())
+            telemetry.duty_passed()
             await tick(pass_s)
 
     async def look_once(self, *, now_s: float) -> None:
@@ -116,7 +118,8 @@ class Declarations:
         except RowRefusedError as refused:
             if len(declared) == 1:
                 ((name, _),) = declared
-                log.warning("declared schedule cannot be stored: %s", refused, extra={"schedule": ascii(name)})
+                facts = {"schedule": ascii(name), "problem": str(refused)}
+                log.warning("declared schedule cannot be stored", extra=facts)
                 return
             for key, spec in declared.items():
                 await self._note({key: spec})

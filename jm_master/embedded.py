@@ -267,7 +267,7 @@ def _let_others_pass(path: Path) -> None:
         mode = folder.stat().st_mode
         if not mode & stat.S_IXOTH:
             folder.chmod(stat.S_IMODE(mode) | stat.S_IXOTH)
-            log.info("let the user %s pass through %s (o+x)", SYSTEM_USER, folder)
+            log.info("others may pass through a folder now (o+x)", extra={"user": SYSTEM_USER, "folder": str(folder)})
 
 
 def _let_others_read(programs: Path) -> None:
@@ -276,7 +276,7 @@ def _let_others_read(programs: Path) -> None:
         return
     libraries = programs.parents[2].glob(f"{WHEEL}.libs")  # the wheel's shared libraries lie beside the package
     for tree in (programs.parent, *libraries):
-        log.info("let the user %s read %s (o+rX)", SYSTEM_USER, tree)
+        log.info("others may read an installation now (o+rX)", extra={"user": SYSTEM_USER, "folder": str(tree)})
         for path in (tree, *tree.rglob("*")):
             mode = stat.S_IMODE(path.stat().st_mode)
             path.chmod(mode | stat.S_IROTH | (stat.S_IXOTH if mode & stat.S_IXUSR else 0))

@@ -68,12 +68,10 @@ class FallbackDuty:
 
     async def run(self) -> None:
         """Until cancelled."""
-        try:
-            while True:
-                await self.look_once(now_s=time.monotonic())
-                await tick(min(PASS_MAX_S, self._threshold_s / 10))
-        finally:
-            telemetry.kinds_unserved(0)  # from here on the next leader counts them
+        while True:
+            await self.look_once(now_s=time.monotonic())
+            telemetry.duty_passed()
+            await tick(min(PASS_MAX_S, self._threshold_s / 10))
 
     async def look_once(self, *, now_s: float) -> None:
         """One pass. Postgres being away holds it up: nothing can be assigned then anyway."""
@@ -82,6 +80,7 @@ class FallbackDuty:
             # That nobody was seen while we could not see says nothing about who serves what; and where nothing is to
             # start, nobody needs to serve it.
             self._since_s, self._unserved = {}, []
+            telemetry.kinds_unserved(0)
             return
         picture, elsewhere = self._view.picture(), self._view.elsewhere
         others = elsewhere.neighbours
@@ -161,8 +160,9 @@ class FallbackDuty:
         for kind in hopeless:
             if now_s - self._said_s.get(kind, -SAID_AGAIN_S) >= SAID_AGAIN_S:
                 self._said_s[kind] = now_s
-                extra = {"lane": kind.lane, "priority": kind.priority, "handler": kind.handler}
-                log.error("due jobs wait and nobody can run them: %s", rules.why(kind, picture), extra=extra)
+                extra: dict[str, object] = {"lane": kind.lane, "priority": kind.priority, "handler": kind.handler}
+                extra["reason"] = rules.why(kind, picture)
+                log.error("due jobs wait and nobody can run them", extra=extra)
 
 
 def _lately(at_s: dict[KeyT, float], now_s: float) -> dict[KeyT, float]:

@@ -20,6 +20,7 @@ from jm_core.lease import LeaderRecord, Seen, may_take_over, observe, trusted_un
 from jm_master.queries import named
 from jm_nats.errors import AgentError, NoSuchStreamError
 from jm_nats.kv import Stale, Written
+from jm_nats.troubles import trouble
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -153,7 +154,7 @@ class Leadership:
                     case Stale():
                         return await self._is_still_ours(now_s)
         except (AgentError, TimeoutError) as error:
-            log.warning("leadership not renewed", extra={"problem": str(error)})
+            trouble(log, "leadership not renewed", {"problem": str(error)})
         return True  # the next turn of `keep` looks at the time
 
     async def _is_still_ours(self, now_s: float) -> bool:

@@ -26,11 +26,13 @@ from jm_master.pg_errors import RowRefusedError
 from jm_master.queries import named
 from jm_master.record_store import held_of
 from jm_master.terms import LostTermError
+from jm_nats import telemetry
 from jm_nats.crashpoints import reach
 from jm_nats.errors import AgentError
 from jm_nats.pace import tick_s
 from jm_nats.provision import delete_bucket, delete_consumer
 from jm_nats.subjects import RUN_CONSUMER
+from jm_nats.troubles import trouble
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+LOGGED_IDS_MAX: Final = 20
 ROWS_MAX: Final = 2_000
 AT_ONCE: Final = 8
 HOLDER: Final = "coordinator"  # stands as the worker of a bucket that the leader drains itself
@@ -97,6 +100,7 @@ class Undertaker:
             while True:
                 await self._registry.attention.wait(tick_s(self._watch.sweep_s))
                 await self.look_once()
+                telemetry.duty_passed()
 
     async def _look_for_strays(self) -> None:
         while True:
@@ -162,7 +166,7 @@ class Undertaker:
         try:
             await work()
         except AgentError as error:
-            log.warning("bucket waits for NATS", extra={"bucket": bucket, "problem": str(error)})
+            trouble(log, "bucket waits for NATS", {"bucket": bucket, "problem": str(error)})
         except (InvalidNameError, RowRefusedError) as error:  # nobody of ours has written that
             log.error("bucket's record makes no sense", extra={"bucket": bucket, "problem": str(error)})  # noqa: TRY400
         except IllegalMoveError as error:
@@ -199,18 +203,25 @@ class Undertaker:
         marked = await self._registry.change(bucket, mark)
         if marked is not None:
             log.info("bucket lost", extra={"bucket": bucket, "worker": marked.opener, "reason": marked.reason})
+            telemetry.bucket_lost()
             reach("lost.after_mark")
 
     async def _drain_by_self(self, bucket: str) -> None:
+        lost_at = time.time()
+
         def take(record: BucketRecord) -> BucketRecord | None:
+            nonlocal lost_at
             if record.status not in ADOPTABLE:
                 return None  # a worker was quicker
+            lost_at = record.changed_at
             return adopted(record, worker=HOLDER, incarnation=f"term-{self._term}", now_s=time.time())
 
         record = await self._registry.change(bucket, take)
         if record is not None:
             log.debug("no worker drains it, the record does", extra={"bucket": bucket, "worker": record.opener})
             await self._carry_out(record)
+            if record.was_lost:
+                telemetry.bucket_drained(time.time() - lost_at)
 
     async def _carry_out(self, record: BucketRecord) -> None:
         await self._bury(record, "lost" if record.was_lost else "drained")
@@ -255,11 +266,11 @@ class Undertaker:
         await delete_bucket(self._link, self._names, bucket)
         await self._tombstone(record, reason, returned)
         self._ledger.forget(bucket)
-        level = logging.INFO if record.returned + returned else logging.DEBUG
+        jobs = record.returned + returned
         log.log(
-            level,
+            logging.INFO if jobs else logging.DEBUG,
             "bucket ends",
-            extra={"bucket": bucket, "worker": record.opener, "reason": reason, "jobs": record.returned + returned},
+            extra={"bucket": bucket, "worker": record.opener, "reason": reason, "jobs": jobs},
         )
 
     async def _return_rows(self, record: BucketRecord) -> int:
@@ -277,6 +288,10 @@ class Undertaker:
             ends = [self._recorder.end_of_left(held_of(row), was_lost=record.was_lost) for row in rows]
             await self._recorder.record_apart(ends, bucket=record.bucket, worker=record.opener)
             returned += len(ends)
+            if record.was_lost:
+                facts = {"bucket": record.bucket, "worker": record.opener, "jobs": len(ends)}
+                shown = " ".join(str(row["id"]) for row in rows[:LOGGED_IDS_MAX])
+                log.warning("jobs of a lost worker put back by the record", extra=facts | {"job_ids": shown})
 
     async def _tombstone(self, record: BucketRecord, reason: str, returned: int) -> None:
         row = await self._database.ride_out(

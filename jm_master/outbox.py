@@ -6,6 +6,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
+from jm_nats import telemetry
 from jm_nats.pace import tick
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Outbox:
         """First all that is there, whatever its age: we lead now, so nobody else will send it."""
         await self._sweep(age_s=0.0)
         while True:
+            telemetry.duty_passed()
             await tick(SWEEP_S)
             # A younger row may belong to a batch of ours that is just being sent.
             await self._sweep(age_s=self._age_s)

@@ -23,8 +23,10 @@ from jm_master.applied import events_recorded
 from jm_master.queries import named
 from jm_master.record_store import held_of
 from jm_master.wake import Wake
+from jm_nats import telemetry
 from jm_nats.errors import AgentError, NoSuchConsumerError, NoSuchStreamError
 from jm_nats.subjects import RUN_CONSUMER
+from jm_nats.troubles import trouble
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,6 +92,7 @@ class Reconciler:
                 await self._pass(self._buckets(), is_hint=False)
                 next_s = time.monotonic() + self._reconcile_s
             await self._pass([bucket for bucket in self._buckets() if bucket.bucket in self._hinted], is_hint=True)
+            telemetry.duty_passed()
             wait_s = max(0.0, next_s - time.monotonic())
             await self._wake.wait(min(wait_s, HINT_GAP_S) if self._hinted else wait_s)
 
@@ -98,7 +101,7 @@ class Reconciler:
             try:
                 await (self.look_after_loss(record) if is_hint else self.look(record))
             except (AgentError, InvalidNameError) as error:
-                log.warning("a bucket is not reconciled now", extra={"bucket": record.bucket, "problem": str(error)})
+                trouble(log, "a bucket is not reconciled now", {"bucket": record.bucket, "problem": str(error)})
         now_s = time.monotonic()
         self._hinted = {bucket: until_s for bucket, until_s in self._hinted.items() if until_s > now_s}
 

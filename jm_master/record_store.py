@@ -51,7 +51,7 @@ class RecordStore:
         self._term = term
         self._sql = named("record", database.schema)
         if os.environ.get(WITHOUT_FENCE):
-            log.critical("the dispatch fence is off (%s): stale outcomes count; for tests only", WITHOUT_FENCE)
+            log.critical("the dispatch fence is off: stale outcomes count", extra={"variable": WITHOUT_FENCE})
             self._sql = {name: text.replace(_FENCE, "true") for name, text in self._sql.items()}
 
     async def record_successes(

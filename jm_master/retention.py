@@ -17,6 +17,7 @@ from jm_master.terms import LostTermError
 from jm_master.wake import Wake
 from jm_nats import telemetry
 from jm_nats.crashpoints import reach
+from jm_nats.troubles import trouble
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,7 +71,7 @@ class Retainer:
                 pause_s = await self.step_once()
                 self._problem = None
                 self._looked_at = datetime.now(UTC)
-                telemetry.retention_looked(self._looked_at.timestamp())
+                telemetry.duty_passed()
             except LostTermError:
                 raise
             except (StoreUnavailableError, StoreContentionError) as error:
@@ -185,5 +186,5 @@ class Retainer:
 
     def _note(self, error: Exception, pause_s: float) -> float:
         self._problem = str(error) if isinstance(error, JmError) else f"{type(error).__name__}: {error}"
-        log.warning("retention is tried again", extra={"problem": self._problem, "in_s": round(pause_s, 1)})
+        trouble(log, "retention is tried again", {"problem": self._problem, "in_s": round(pause_s, 1)})
         return pause_s

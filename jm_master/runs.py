@@ -14,6 +14,7 @@ from jm_core import limits, wire
 from jm_core.wire import Run
 from jm_nats import telemetry
 from jm_nats.errors import AgentError
+from jm_nats.troubles import trouble
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +63,7 @@ class RunSender:
                 subject, headers = self._address(piece, now_s)
                 await self._publisher.publish(subject, piece.body, msg_id=piece.outbox_id, headers=headers)
         except AgentError as error:
-            log.warning("run message waits in the outbox", extra={"bucket": message.bucket, "problem": str(error)})
+            trouble(log, "run message waits in the outbox", {"bucket": message.bucket, "problem": str(error)})
         else:
             sent.append(message.outbox_id)
             telemetry.jobs_dispatched(message.jobs)
@@ -115,6 +116,8 @@ def encode_runs(part: Part, queued_at: Sequence[float]) -> bytes:
                 job.timeout_s,
                 job.metadata,
                 job.trace,
+                0,
+                job.run_at is None,
             )
             for job, message in zip(group.jobs[part.lo : part.hi], group.messages[part.lo : part.hi], strict=True)
         ]

@@ -22,6 +22,7 @@ from jm_master.pg_errors import RowRefusedError, StoreContentionError, StoreUnav
 from jm_master.terms import LostTermError
 from jm_nats.errors import AgentError
 from jm_nats.subjects import INBOX_RULE, is_inbox
+from jm_nats.troubles import trouble
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -117,7 +118,7 @@ class Service:
             self._open += 1
             tasks.start_soon(self._reply, message)
         elif message.reply:
-            log.warning("reply not sent", extra={"subject": message.reply[:100], "rule": INBOX_RULE})
+            trouble(log, "reply not sent", {"subject": message.reply[:100], "rule": INBOX_RULE})
 
     async def _reply(self, message: Msg) -> None:
         try:
@@ -130,7 +131,7 @@ class Service:
         try:
             await self._link.nc.publish(message.reply, reply)
         except nats.errors.Error as error:  # costs its asker a wait, and nobody else anything
-            log.warning("reply not sent", extra={"subject": message.reply, "problem": repr(error)})
+            trouble(log, "reply not sent", {"subject": message.reply, "problem": repr(error)})
 
     async def _answer(self, message: Msg) -> bytes:
         if self._open > REQUESTS_MAX:

@@ -18,6 +18,7 @@ from jm_core.wire import JobReceipt, Receipts, ReceiptStatus
 from jm_master.save_store import Refusal
 from jm_nats.pull import meta
 from jm_nats.subjects import INBOX_RULE, is_inbox
+from jm_nats.troubles import trouble
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -48,7 +49,7 @@ class Submitted(Struct):
         subject = (self.message.headers or {}).get(wire.HEADER_RECEIPT_TO)
         if subject is None or is_inbox(subject):
             return subject
-        log.warning("receipt not sent", extra={"subject": subject[:100], "rule": INBOX_RULE})
+        trouble(log, "receipt not sent", {"subject": subject[:100], "rule": INBOX_RULE})
         return None
 
     def raw_of(self, place: int) -> bytes:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from jm_core.errors import InvalidNameError
 from jm_nats.errors import AgentUnavailableError
+from jm_nats.troubles import trouble
 from jm_nats.worker_client import NoSuchWorkerError, ask
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class WorkerRpc:
         try:
             answer = await ask(self._link, self._names, worker, request, self._timeout_s)
         except (NoSuchWorkerError, AgentUnavailableError, InvalidNameError) as error:  # a record may say anything
-            log.info("no answer of a worker", extra={"worker": worker, "problem": str(error)})
+            trouble(log, "no answer of a worker", {"worker": worker, "problem": str(error)}, level=logging.INFO)
             return None
         if answer.error:
             log.info("a worker refuses", extra={"worker": worker, "problem": answer.error})

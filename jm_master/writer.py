@@ -19,6 +19,7 @@ from jm_nats import telemetry
 from jm_nats.crashpoints import reach
 from jm_nats.pace import tick
 from jm_nats.pull import ack
+from jm_nats.troubles import trouble
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,7 +89,8 @@ class Writer:
         work = Work(batch, [submitted.queued_at for submitted in batch])
         await self._saver.save(work, accepted(batch), refusals_of(batch))
         self._saved_at_s = time.monotonic()
-        _count(work)
+        _measure(work)
+        telemetry.duty_passed()
         reach("writer.after_commit")
         await self._saver.send(work)
         reach("writer.after_publish")
@@ -120,7 +122,7 @@ class Writer:
                 try:
                     await self._link.nc.publish(to, receipts_for(submitted, work.fates))
                 except nats.errors.Error as error:
-                    log.warning("receipt not sent", extra={"subject": to, "problem": repr(error)})
+                    trouble(log, "receipt not sent", {"subject": to, "problem": repr(error)})
 
     async def _tidy(self) -> None:
         """Delete the outbox rows of sent messages when no next batch comes along to do it."""
@@ -130,8 +132,11 @@ class Writer:
                 await self._saver.save(Work(), [], [])
 
 
-def _count(work: Work) -> None:
+def _measure(work: Work) -> None:
+    if not telemetry.Active.metering:
+        return
     jobs = sum(len(submitted.parsed) for submitted in work.batch)
     refused = sum(1 for submitted in work.batch for job in submitted.parsed if type(job) is Rejection)
     rejected, duplicates = refused + len(work.fates.refused), len(work.fates.duplicates)
+    telemetry.batch_committed("save", jobs, min(work.queued_at, default=time.time()))
     telemetry.jobs_saved(jobs - rejected - duplicates, rejected=rejected, duplicates=duplicates)

@@ -1,6 +1,7 @@
 """The producer's API: submit jobs, get receipts, wait for results. Needs NATS only, never Postgres."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from itertools import islice
@@ -22,6 +23,7 @@ from jm_core.ids import NEW_ID_REMEDY, parse_job_id
 from jm_core.intake import check_fields
 from jm_core.model import OnConflict
 from jm_core.payload import check_args, check_no_lost_floats
+from jm_core.traceparent import usable_traceparent
 from jm_core.wire import JobReceipt, ReceiptStatus, Submission
 from jm_nats import results, telemetry
 from jm_nats.api_client import ApiClient
@@ -103,7 +105,11 @@ class JobClient(Control):
         opened = self._open()
         if not opened.look.is_open:
             await opened.look.check()
-        telemetry.trace_submission(job)
+        with telemetry.submitting([job]):
+            return await self._submit(opened, job, wait)
+
+    @staticmethod
+    async def _submit(opened: "_Open", job: Submission, wait: Wait) -> Receipt:
         if wait == "recorded":
             answer = await opened.recorded(job)
             if answer.status == ReceiptStatus.REJECTED:
@@ -138,8 +144,7 @@ class JobClient(Control):
         pending: list[asyncio.Task[list[Receipt]]] = []
         try:
             for chunk in _chunks(jobs):
-                telemetry.trace_submissions(chunk)
-                pending.append(asyncio.create_task(opened.send_chunk(chunk, wait)))
+                pending.append(asyncio.create_task(opened.send_traced(chunk, wait)))
                 if len(pending) >= MESSAGES_IN_FLIGHT:
                     yield await pending.pop(0)
             while pending:
@@ -234,6 +239,7 @@ class _Open:
         self._subject = client.names.submit
         self._publisher = JetPublisher(link)
         self._receipts = ReceiptInbox(link, client.receipt_timeout_s)
+        self._submits = telemetry.Submits(client.names.cluster)
         self.queued = Packer(self._send_queued)
         self._recorded = Packer(self._publish_recorded)
 
@@ -243,9 +249,23 @@ class _Open:
         return answer
 
     async def _send_queued(self, data: bytes, jobs: Sequence[Submission]) -> None:
-        await self._publish(data, _message_id(jobs))
+        await self._publish(data, jobs, _message_id(jobs))
 
-    async def _publish(self, data: bytes, msg_id: str, headers: dict[str, str] | None = None) -> None:
+    async def _publish(
+        self, data: bytes, jobs: Sequence[Submission], msg_id: str, headers: dict[str, str] | None = None
+    ) -> None:
+        if not telemetry.Active.metering:
+            await self._publish_plainly(data, msg_id, headers)
+            return
+        began_s = time.monotonic()
+        try:
+            await self._publish_plainly(data, msg_id, headers)
+        except Exception as error:
+            self._submits.ended(len(jobs), time.monotonic() - began_s, error)
+            raise
+        self._submits.ended(len(jobs), time.monotonic() - began_s)
+
+    async def _publish_plainly(self, data: bytes, msg_id: str, headers: dict[str, str] | None) -> None:
         try:
             await self._publisher.publish(self._subject, data, msg_id=msg_id, headers=headers)
         except NoSuchStreamError:
@@ -262,7 +282,7 @@ class _Open:
             # Not the job's id alone: of a job that is submitted again JetStream would drop the message, and then
             # nobody would answer. The primary key finds the duplicate, and the writer says so.
             msg_id = f"{_message_id(jobs)} {expected.subject}"
-            await self._publish(data, msg_id, headers)
+            await self._publish(data, jobs, msg_id, headers)
             try:
                 answers = await expected.answer()
             except TimeoutError:
@@ -273,6 +293,10 @@ class _Open:
         # A message that was refused as a whole has one answer for all its jobs.
         return answers * len(jobs) if len(answers) == 1 else answers
 
+    async def send_traced(self, chunk: list[Submission], wait: Wait) -> list[Receipt]:
+        with telemetry.submitting(chunk):
+            return await self.send_chunk(chunk, wait)
+
     async def send_chunk(self, chunk: list[Submission], wait: Wait) -> list[Receipt]:
         data = encode_message(chunk)
         if len(data) > limits.MESSAGE_BYTES_MAX:
@@ -280,7 +304,7 @@ class _Open:
             return await self.send_chunk(chunk[:half], wait) + await self.send_chunk(chunk[half:], wait)
         if wait == "recorded":
             return [_receipt(answer) for answer in await self._publish_recorded(data, chunk)]
-        await self._publish(data, _message_id(chunk))
+        await self._publish(data, chunk, _message_id(chunk))
         status = ReceiptStatus.QUEUED
         return [Receipt(job.id or "", status) for job in chunk]
 
@@ -303,6 +327,8 @@ def prepared(job: Submission) -> Submission:
         InvalidJobError, InvalidNameError.
     """
     check_fields(job)
+    if job.trace is not None:
+        job.trace = usable_traceparent(job.trace)
     raw = bytes(job.args)
     if raw not in (b"{}", b"null"):
         check_args(raw)

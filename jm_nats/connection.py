@@ -17,6 +17,7 @@ from jm_nats import js_api
 from jm_nats.driver import ReconnectPlan, SteadyClient, connect_options
 from jm_nats.errors import AgentError, AgentUnavailableError, AgentUnsupportedError
 from jm_nats.handshake import VERSION_MIN, check_credential_files, describe, parse_version, refusal, tls_context
+from jm_nats.troubles import trouble
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -165,7 +166,7 @@ class NatsLink:
                 while subscription.pending_msgs and self.connected:  # noqa: ASYNC110 - nats.py signals nothing
                     await asyncio.sleep(0)  # its callback has them next
         except AgentUnavailableError:
-            log.debug("nats: a subscription ends without the server's answer")
+            log.debug("a subscription ends without the server's answer")
         finally:
             with suppress(errors.Error):  # closed meanwhile
                 await subscription.unsubscribe()
@@ -195,7 +196,8 @@ class NatsLink:
             async with asyncio.timeout(patience_s):
                 await self.nc.close()
         except TimeoutError:
-            log.warning("nats: %s took none of our data for %g s, closed without", self.server, patience_s)
+            facts = {"nats": self.server, "waited_s": patience_s}
+            log.warning("NATS took none of our data, closed without", extra=facts)
 
     async def __aenter__(self) -> Self:
         return self
@@ -288,7 +290,10 @@ class NatsLink:
                 self._refused.set_result(verdict)
         quiet = self._closing or self._refused is not None or text == self._trouble
         self._trouble = text
-        log.log(logging.DEBUG if quiet else logging.WARNING, "nats: %s", text)
+        if quiet:
+            log.debug("trouble with NATS", extra={"problem": text})
+        else:
+            trouble(log, "trouble with NATS", {"problem": text})
 
     async def _on_disconnected(self) -> None:
         was_up = self._up.is_set()
@@ -296,7 +301,7 @@ class NatsLink:
         if not self._broken.done():
             self._broken.set_result(None)
         if was_up and not self._closing:
-            log.warning("nats: disconnected from %s", self.config.redacted_servers)
+            log.warning("disconnected from NATS", extra={"nats": self.config.redacted_servers})
             _call_all(self._disconnect_callbacks)
 
     async def _on_reconnected(self) -> None:
@@ -306,12 +311,12 @@ class NatsLink:
             self._broken = asyncio.get_running_loop().create_future()
         if not self._abandoned:
             self._up.set()
-        log.info("nats: connected to %s", self.server)
+        log.info("connected to NATS", extra={"nats": self.server})
         _call_all(self._reconnect_callbacks)
 
     async def _on_closed(self) -> None:
         if not self._closing:
-            log.error("nats: the connection is closed for good%s", self._trouble_text())
+            log.error("the connection to NATS is closed for good", extra={"problem": self._trouble})
 
     def _trouble_text(self) -> str:
         return f" ({self._trouble})" if self._trouble else ""

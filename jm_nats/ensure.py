@@ -168,7 +168,7 @@ async def _ensure_once(target: _Stream | _Consumer, wanted: Fields) -> Outcome:
             raise
         raise ConfigConflictError(target.what, diff, refused.description) from refused
     _expect(target, changed, wanted)
-    log.info("%s updated: %s", target.what, "; ".join(diff))
+    log.info("JetStream object updated", extra={"what": target.what, "changes": "; ".join(diff)})
     return Updated(diff)
 
 

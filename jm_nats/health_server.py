@@ -209,4 +209,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
-        log.debug("health request: %s", format % args)
+        log.debug("health request", extra={"request": format % args})

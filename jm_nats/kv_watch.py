@@ -107,7 +107,8 @@ class KvWatch:
             try:
                 return await self._next()
             except (AgentError, errors.Error) as cut:
-                log.log(logging.DEBUG if self.trouble else logging.INFO, "watch of %s starts over: %s", self._kv, cut)
+                facts = {"kv": str(self._kv), "problem": str(cut)}
+                log.log(logging.DEBUG if self.trouble else logging.INFO, "watch starts over", extra=facts)
                 self.trouble = str(cut)
                 await self._end_reading()
                 await self._pause()

@@ -19,6 +19,7 @@ from nats.js.api import (
 from jm_nats.ensure import LAYOUT_KEY, Outcome, ensure_consumer, ensure_stream
 from jm_nats.errors import AgentUnavailableError, LeaseConflictError, NoSuchConsumerError, NoSuchStreamError
 from jm_nats.subjects import CTL_CONSUMER, PENDING_CONSUMER, RECORDER_CONSUMER, RUN_CONSUMER
+from jm_nats.troubles import trouble
 
 if TYPE_CHECKING:
     from jm_nats.connection import NatsLink
@@ -55,7 +56,7 @@ async def ensure_cluster_at_start(
         except AgentUnavailableError as error:
             if not link.connected or time.monotonic() > deadline_s:
                 raise
-            log.warning("waiting for JetStream", extra={"nats": link.server, "problem": str(error)})
+            trouble(log, "waiting for JetStream", {"nats": link.server, "problem": str(error)})
             await asyncio.sleep(START_PAUSE_S)
 
 

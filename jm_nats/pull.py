@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, Self
 import anyio
 from nats import errors
 
+from jm_nats import telemetry
 from jm_nats.acks import Meta, ack, ack_sync, keep_alive, meta, nak, term
 from jm_nats.errors import (
     AgentError,
@@ -29,6 +30,7 @@ from jm_nats.errors import (
     NoSuchStreamError,
 )
 from jm_nats.pull_status import Verdict, judge
+from jm_nats.troubles import trouble
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,7 +120,7 @@ class PullReader:
         self._inbox = ""
         self._pull: _Pull | None = None
         self._pulls = 0
-        self._heard_at = 0.0
+        self._heard_at = self._asked_at = self._taken_at = self._loop.time()
         self._paused = False
         self._stale = False  # the inbox is to be replaced: an old request may still stand behind it
         self._in_doubt = False
@@ -132,6 +134,14 @@ class PullReader:
     def buffered(self) -> int:
         """Messages here, not yet taken."""
         return len(self._buffer)
+
+    @property
+    def unheard_s(self) -> float:
+        """Since NATS last answered a pull, with a message or a sign of life; since the last ``take`` while nothing is
+        asked for, because there is no room. From any thread.
+        """
+        asks = self._pull is not None or self._has_room()
+        return max(0.0, self._loop.time() - (self._heard_at if asks else self._taken_at))
 
     @property
     def paused(self) -> bool:
@@ -168,6 +178,7 @@ class PullReader:
             self._arrived.clear()
             await self._arrived.wait()
         messages = self._pop(max_messages)
+        self._taken_at = self._loop.time()
         if self._pull is None and self._has_room():
             self._wake.set()
         return messages
@@ -276,8 +287,8 @@ class PullReader:
             case Verdict.GONE:
                 self._gone(description)
             case verdict:
-                level = logging.DEBUG if self._wait_s else logging.INFO  # the first of a row
-                log.log(level, "pull of %s/%s: %s %s", self.stream, self.consumer, code, description)
+                facts = self._facts | {"code": code, "problem": description}
+                trouble(log, "pull turned away", facts, level=logging.INFO)
                 self._turned_away(in_doubt=verdict is Verdict.DOUBT)
 
     def _too_big(self, pull: _Pull) -> None:
@@ -287,6 +298,10 @@ class PullReader:
         self._alone = pull.untouched and pull.asked_bytes >= self.max_bytes
         if not self._buffer:
             self._wake.set()
+
+    @property
+    def _facts(self) -> dict[str, str]:
+        return {"stream": self.stream, "consumer": self.consumer}
 
     def _turned_away(self, *, in_doubt: bool) -> None:
         self._pull = None
@@ -300,7 +315,7 @@ class PullReader:
             self._pull = None
             self._pop(len(self._buffer))
             self._arrived.set()
-            log.info("%s", self._end)
+            log.info("consumer is gone", extra=self._facts | {"problem": str(self._end)})
             if self._on_gone is not None:
                 self._on_gone(self._end)
 
@@ -319,18 +334,24 @@ class PullReader:
             try:
                 await self._once_more()
             except (AgentError, errors.Error, OSError) as problem:
-                log.debug("pull of %s/%s: %s", self.stream, self.consumer, problem)
+                log.debug("pull cannot be asked for", extra=self._facts | {"problem": str(problem)})
                 self._turned_away(in_doubt=False)
+
+    @property
+    def _sign_at(self) -> float:
+        """Since when an answer is due."""
+        return max(self._heard_at, self._asked_at)
 
     async def _until_woken(self) -> None:
         """Sleep until there is something to do, or the server has been silent for too long."""
         listening = self._pull is not None and self.link.connected
         try:
-            async with asyncio.timeout_at(self._heard_at + self._silence_s if listening else None):
+            async with asyncio.timeout_at(self._sign_at + self._silence_s if listening else None):
                 await self._wake.wait()
         except TimeoutError:
-            if self._loop.time() - self._heard_at >= self._silence_s:
-                log.info("pull of %s/%s: no heartbeat, asking anew", self.stream, self.consumer)
+            if self._loop.time() - self._sign_at >= self._silence_s:
+                trouble(log, "pull without a heartbeat, asking anew", self._facts, level=logging.INFO)
+                telemetry.stalled("pull")
                 self._in_doubt = self._stale = True
         self._wake.clear()
 
@@ -370,14 +391,14 @@ class PullReader:
         messages, max_bytes = self.batch - len(self._buffer), self.max_bytes - self._buffered_bytes
         body = {"batch": 1} if self._alone else {"batch": messages, "max_bytes": max_bytes}
         self._pull = _Pull(f".{self._pulls}", body["batch"], max_bytes)
-        self._heard_at = self._loop.time()
+        self._asked_at = self._loop.time()
         request = json.dumps(self._request | body).encode()
         await self.link.nc.publish(self._subject, request, reply=f"{self._inbox}.{self._pulls}")
 
     def _keeper_ended(self, keeper: asyncio.Task[None]) -> None:
         """A bug must not look like an idle consumer."""
         if not keeper.cancelled() and (problem := keeper.exception()) is not None:
-            log.error("pull of %s/%s failed", self.stream, self.consumer, exc_info=problem)
+            log.error("pull failed", extra=self._facts, exc_info=problem)
             self._end = AgentError(f"reading '{self.stream}/{self.consumer}' failed: {problem!r}")
             self._arrived.set()
 

@@ -17,11 +17,18 @@ import pytest
 
 from jm_master.embedded import PostgresServer
 from jm_nats.embedded import NatsServer
+from jm_nats.troubles import forget_troubles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
 
 DATABASE_NUMBERS = itertools.count(1)
+
+
+@pytest.fixture(autouse=True)
+def troubles_are_news() -> None:
+    """What another test has logged must not keep this one's log quiet."""
+    forget_troubles()
 
 
 @pytest.fixture(scope="session")

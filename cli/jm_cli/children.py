@@ -138,7 +138,7 @@ class Child:
         if self.has_ended:
             if not self._end_is_said:
                 self._end_is_said = True
-                log.warning("%s has ended as it was told to; it is not started again", self.name)
+                log.info("process has ended as it was told to; it is not started again", extra={"child": self.name})
             return None
         self._has_lived = self._has_lived or self.lived_s > LIVED_S
         if code == ExitCode.USAGE and not self._has_lived:
@@ -148,7 +148,8 @@ class Child:
         wait_s = min(BACKOFF_CAP_S, self._backoff_first_s * 2**self._failures) * random.uniform(0.8, 1.2)  # noqa: S311
         self._failures += 1
         self._restart_at = now_s + wait_s
-        log.error("%s died (%s); it is started again in %.1f s", self.name, _how(code), wait_s)
+        facts = {"child": self.name, "how": _how(code), "again_in_s": round(wait_s, 1)}
+        log.error("process died; it is started again", extra=facts)
         assert self._process is not None
         return Death(self._process.pid)
 
@@ -183,7 +184,7 @@ async def stop_all(children: Sequence[Child], hurry: asyncio.Event) -> None:
         if loop.time() >= deadline:
             for child in children:
                 if child.running:
-                    log.error("%s did not end in %g s; killed", child.name, child.stop_s)
+                    log.error("process did not end; killed", extra={"child": child.name, "waited_s": child.stop_s})
                     child.kill()
         await asyncio.sleep(POLL_S)
 

@@ -1,5 +1,6 @@
 """``jm coordinator``: writes jobs to Postgres and hands them to workers, if it leads."""
 
+import dataclasses
 from typing import TYPE_CHECKING, Final
 
 import typer
@@ -15,6 +16,7 @@ from jm_cli.settings import (
     PostgresTuning,
     local_pair,
 )
+from jm_cli.telemetry_options import TelemetryOptions
 
 if TYPE_CHECKING:
     from jm_cli.groups import Group
@@ -35,6 +37,7 @@ def coordinator(
     cluster: ClusterOptions,
     options: CoordinatorOptions,
     health: HealthOptions,
+    told: TelemetryOptions,
     nats: NatsOptions,
     logs: LogOptions,
     tuning: NatsTuning,
@@ -54,17 +57,21 @@ def coordinator(
     Examples:
         JM_POSTGRES_DSN=postgresql://jm@db/jobs jm coordinator --cluster shop
         jm coordinator --health-port 8080          # /livez, /readyz, /health
+        jm coordinator --otlp-endpoint http://collector:4318 --prometheus-port 9464
         jm coordinator                             # in a folder of 'jm up'
         jm coordinator --cluster shop,mail --schema 'jm_{cluster}'
     """
     from jm_cli.serving import serve  # noqa: PLC0415
-    from jm_master.config import CoordinatorConfig, PostgresConfig  # noqa: PLC0415
+    from jm_cli.telemetry import Identity  # noqa: PLC0415
+    from jm_master.config import CoordinatorConfig, PostgresConfig, made_up_id  # noqa: PLC0415
     from jm_master.queries import schemas_of  # noqa: PLC0415
     from jm_nats.subjects import parse_cluster_name  # noqa: PLC0415
 
     logs.start()
     local = local_pair(nats, postgres)
     config = CoordinatorConfig(**options.fields())
+    if not config.coordinator_id:  # one name for all that it says of itself: logs, record, telemetry
+        config = dataclasses.replace(config, coordinator_id=made_up_id())
     dsn, schemas = postgres.required_dsn(local), schemas_of(postgres.schema, cluster.names(local))
     connection = nats.nats_config(local, **tuning.fields())
     databases = {
@@ -77,7 +84,8 @@ def coordinator(
     def make() -> "list[Group]":
         return [coordinator_group(connection, found, name, config, alone=alone) for name, found in databases.items()]
 
-    serve(make, service="coordinator", rule=STOP_RULE, health=health)
+    identity = Identity("coordinator", [config.coordinator_id], list(databases))
+    serve(make, identity=identity, rule=STOP_RULE, health=health, told=told)
 
 
 def coordinator_group(

@@ -49,7 +49,11 @@ OTHER_VARIABLES: Final = {
     "JM_POSTGRES_BIN": "folder of `postgres` and `initdb`, instead of those from the wheel",
     "OTEL_*": "as soon as one of them is set, `jm worker` and `jm coordinator` send traces and metrics with "
     "OpenTelemetry's SDK; `OTEL_TRACES_EXPORTER` and `OTEL_METRICS_EXPORTER` name the exporter (`otlp` by default: "
-    "`pip install opentelemetry-exporter-otlp`; `console`, `none`), `OTEL_SDK_DISABLED=true` keeps it off",
+    "`pip install 'jobmaster-nats[telemetry]'`; `console`, `none`), `OTEL_SDK_DISABLED=true` keeps it off. "
+    "`--otlp-endpoint` comes before their endpoints and protocols, `none` before it; `OTEL_SERVICE_NAME` and "
+    "`OTEL_RESOURCE_ATTRIBUTES` come before what we would say of ourselves. With `--prometheus-port` alone, only those "
+    "with `EXPORTER` in their name start an export",
+    "TRACEPARENT": "`jm submit`: W3C trace context that the jobs' runs become part of; ignored when malformed",
 }
 
 

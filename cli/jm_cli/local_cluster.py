@@ -114,11 +114,12 @@ class LocalServers:
         for server in (self.nats, self.postgres):
             if server.running or now < self._restart_at.get(server.name, 0):
                 continue
-            log.error("%s died; it is started again", server.name)
+            log.error("server died; it is started again", extra={"server": server.name})
             try:
                 await asyncio.to_thread(_start_anew, server)
             except EmbeddedServerError as error:
-                log.error("%s; tried again in %g s", one_line(str(error)), RESTART_PAUSE_S)  # noqa: TRY400 - no bug
+                facts = {"server": server.name, "problem": one_line(str(error)), "again_in_s": RESTART_PAUSE_S}
+                log.error("server does not start", extra=facts)  # noqa: TRY400 - no bug
                 self._restart_at[server.name] = now + RESTART_PAUSE_S
 
     async def environment(self, cluster: str) -> LocalEnv:

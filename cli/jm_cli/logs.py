@@ -1,53 +1,49 @@
-"""Logging of the long-running commands: to stderr, for people or as JSON lines; secrets taken out in either."""
+"""Logging of the long-running commands: to stderr, for people or as JSON lines (``log_format``)."""
 
-import json
 import logging
 import sys
+import threading
 import time
-from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final, TextIO
 
-from jm_cli.plain_text import safe
-from jm_cli.redaction import redact
+from jm_cli.log_format import ConsoleFormatter, JsonFormatter
 
-# What every record has; the rest came in by `extra`.
-_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-
-
-class ConsoleFormatter(logging.Formatter):
-    """``12:00:00 INFO    worker: bucket lost  bucket=b1 epoch=3``."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        at = time.strftime("%H:%M:%S", time.localtime(record.created))
-        name = record.name.removeprefix("jobmaster.")
-        facts = "".join(f" {key}={_shown(value)}" for key, value in extras(record).items())
-        line = safe(f"{at} {record.levelname:<7} {name}: {record.getMessage()}{' ' if facts else ''}{facts}")
-        return redact(line + _trace(self, record))
+# Libraries that tell of each failed attempt; an hour without a collector would be thousands of lines.
+TALKATIVE: Final = ("opentelemetry", "urllib3")
+TALKATIVE_EVERY_S: Final = 60.0
 
 
-class JsonFormatter(logging.Formatter):
-    """One object a line, the extras beside the message."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        entry = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        entry |= {key: value for key, value in extras(record).items() if key not in entry}
-        trace = _trace(self, record).strip()
-        if trace:
-            entry["exception"] = trace
-        return redact(json.dumps(entry, default=str, ensure_ascii=False))
-
-
-def start_logging(level: str, *, json_lines: bool = False) -> None:
+def start_logging(
+    level: str,
+    json_lines: bool = False,  # noqa: FBT001, FBT002 - also passed as a tuple
+    stream: TextIO | None = None,
+) -> None:
     """Send the root logger's records to stderr. Also what asyncio and the drivers have to say."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonFormatter() if json_lines else ConsoleFormatter())
+    handler.addFilter(NowAndThen())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(capture=True)
+    logging.getLogger("urllib3").setLevel(logging.WARNING)  # else a line for each export, also at debug
+
+
+def add_facts() -> None:
+    """Job, worker, cluster and trace on every record; for the processes that have them."""
+    from jm_nats.log_context import JobFacts  # noqa: PLC0415 - brings opentelemetry along
+
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(JobFacts())
+
+
+def start_child_logging(level: str, json_lines: bool) -> None:  # noqa: FBT001 - by position, over a pipe
+    """In a process that runs a worker's handlers: as the worker does."""
+    from jm_cli import redaction, telemetry_options  # noqa: PLC0415
+
+    redaction.learn_environment()
+    telemetry_options.learn_environment()
+    # There sys.stderr leads nowhere (anyio); the descriptor is the worker's.
+    start_logging(level, json_lines, open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False))  # noqa: SIM115
+    add_facts()
 
 
 def quiet_logging() -> None:
@@ -55,17 +51,28 @@ def quiet_logging() -> None:
     start_logging("critical")
 
 
-def extras(record: logging.LogRecord) -> dict[str, Any]:
-    return {key: value for key, value in vars(record).items() if key not in _STANDARD}
+class NowAndThen(logging.Filter):
+    """Of each talkative library a line a minute at each level, with how many were left out."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._said_s: dict[tuple[str, int], float] = {}
+        self._left_out: dict[tuple[str, int], int] = {}
 
-def _shown(value: object) -> str:
-    text = str(value)
-    return json.dumps(text, ensure_ascii=False) if not text or any(c.isspace() or c == '"' for c in text) else text
+    def filter(self, record: logging.LogRecord) -> bool:
+        library = record.name.partition(".")[0]
+        if library not in TALKATIVE or record.levelno < logging.INFO:
+            return True
+        with self._lock:
+            return self._is_due(record, (library, record.levelno))
 
-
-def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
-    if not record.exc_info:
-        return ""
-    text = formatter.formatException(record.exc_info)
-    return "\n" + "\n".join(safe(line) for line in text.splitlines())
+    def _is_due(self, record: logging.LogRecord, kind: tuple[str, int]) -> bool:
+        now_s = time.monotonic()
+        if now_s - self._said_s.get(kind, -TALKATIVE_EVERY_S) < TALKATIVE_EVERY_S:
+            self._left_out[kind] = self._left_out.get(kind, 0) + 1
+            return False
+        self._said_s[kind] = now_s
+        if left_out := self._left_out.pop(kind, 0):
+            record.__dict__["left_out"] = left_out
+        return True

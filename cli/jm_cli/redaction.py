@@ -41,6 +41,13 @@ def learn_url(url: str | None) -> None:
         learn(password)
 
 
+def learn_headers(headers: str | None) -> None:
+    """Remember the values of ``Authorization=Bearer%20abc,x-key=def``, as OTEL_EXPORTER_OTLP_HEADERS has them."""
+    for pair in (headers or "").split(","):
+        value = pair.partition("=")[2].strip()
+        learn(value, unquote(value), *unquote(value).split())
+
+
 def learn_environment() -> None:
     """Remember what the variables that hold secrets hold now."""
     learn(*(os.environ.get(name) for name in SECRET_VARIABLES))

@@ -21,6 +21,8 @@ from jm_cli.render import print_line
 from jm_cli.running import run_for_long
 from jm_cli.serving import StopSignals
 from jm_cli.settings import DEFAULT_NATS_URL, LogFormat, LogOptions
+from jm_cli.telemetry import require_installed
+from jm_cli.telemetry_options import VARIABLES, TelemetryOptions
 from jm_cli.up import EXAMPLE_APP
 from jm_core import limits
 from jm_nats.store_lock import store_lock
@@ -36,7 +38,7 @@ STOP_MARGIN_S: Final = 15.0  # over what a process needs when all goes well
 READY_POLL_S: Final = 0.1
 DRAIN_VARIABLE: Final = "JM_WORKER_DRAIN_TIMEOUT_S"
 COLORS: Final = (36, 33, 32, 35, 34)
-_OURS: Final = ("JM_NATS_", "JM_POSTGRES_", "JM_CLUSTER", "JM_APP", "JM_WORKER_ID", "JM_UP_", "JM_LOG_")
+_OURS: Final = ("JM_NATS_", "JM_POSTGRES_", "JM_CLUSTER", "JM_APP", "JM_WORKER_ID", "JM_UP_", "JM_LOG_", *VARIABLES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +49,7 @@ class UpPlan:
     nats_port: int
     pg_port: int
     accept_agent_loss: bool
+    told: TelemetryOptions
     logs: LogOptions
 
 
@@ -57,6 +60,8 @@ def run_up(plan: UpPlan) -> None:
         CliError: it runs already, a server does not start, or the application cannot be used.
     """
     app = load_app(plan.target)
+    plan.told.check_room(1 + plan.workers)
+    require_installed(plan.told)
     with exclusive(plan.data):
         code = run_for_long(_up(plan, app))
     if code is not ExitCode.OK:
@@ -118,13 +123,14 @@ def _children(plan: UpPlan, local: LocalEnv, lock_fd: int) -> tuple[Child, list[
     folder.mkdir(exist_ok=True)
     drain_s = float(os.environ.get(DRAIN_VARIABLE) or limits.DRAIN_TIMEOUT_S)
 
-    def child(name: str, *arguments: str, stop_s: float) -> Child:
+    def child(number: int, name: str, *arguments: str, stop_s: float) -> Child:
         stop_s += STOP_MARGIN_S
-        return Child(name, arguments, env=env, folder=folder, lock_fd=lock_fd, stop_s=stop_s, may_end=True)
+        own = env | plan.told.nth(number).variables()
+        return Child(name, arguments, env=own, folder=folder, lock_fd=lock_fd, stop_s=stop_s, may_end=True)
 
     accepting = ["--accept-agent-loss"] if plan.accept_agent_loss else []
-    coordinator = child("coordinator", "coordinator", *accepting, stop_s=0)
-    workers = [child(f"worker-{n}", "worker", plan.target, stop_s=drain_s) for n in range(1, plan.workers + 1)]
+    coordinator = child(1, "coordinator", "coordinator", *accepting, stop_s=0)
+    workers = [child(1 + n, f"worker-{n}", "worker", plan.target, stop_s=drain_s) for n in range(1, plan.workers + 1)]
     return coordinator, workers
 
 

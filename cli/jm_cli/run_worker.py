@@ -11,10 +11,13 @@ from jm_cli.groups import Group
 from jm_cli.loading import load_app
 from jm_cli.role_settings import CoordinatorTuning, HealthOptions, Mode, WorkerOptions
 from jm_cli.serving import serve
-from jm_cli.settings import NatsOptions, NatsTuning, PostgresOptions, PostgresTuning, local_pair
+from jm_cli.settings import LogOptions, NatsOptions, NatsTuning, PostgresOptions, PostgresTuning, local_pair
 from jm_cli.supervisor import CHILD_VARIABLE, supervise
+from jm_cli.telemetry import Identity, require_installed
+from jm_cli.telemetry_options import TelemetryOptions
 from jm_nats.health import HealthBoard
 from jm_nats.worker.config import WorkerConfig
+from jm_nats.worker.processes import Preparation, prepare_children
 from jm_nats.worker.runtime import Worker
 
 if TYPE_CHECKING:
@@ -31,6 +34,8 @@ class WorkerPlan:
     targets: tuple[str, ...]
     options: WorkerOptions
     health: HealthOptions
+    told: TelemetryOptions
+    logs: LogOptions
     nats: NatsOptions
     tuning: NatsTuning
     nats_given: bool  # by flags, which come before what the application says
@@ -51,17 +56,23 @@ def run_worker(plan: WorkerPlan) -> None:
     local = _local(plan)
     apps = _apps(plan, local)
     master = _Master.of(plan, apps, local) if plan.options.mode is Mode.FULL else None
+    plan.told.check_room(plan.options.processes)
     if plan.options.processes > 1 and child is None:
+        require_installed(plan.told)
         supervise(
             apps, processes=plan.options.processes, drain_timeout_s=plan.options.drain_timeout, health=plan.health
         )
         return
 
+    prepare_children(Preparation("jm_cli.logs", "start_child_logging", plan.logs.arguments()))
+
     def make() -> Sequence[Group]:
         groups = [_worker(*three) for three in zip(plan.targets, apps, configs, strict=True)]
         return [*groups, *master.groups()] if master else groups
 
-    serve(make, service="worker", rule=STOP_RULE, health=HealthOptions() if child else plan.health)
+    identity = Identity("worker", [config.worker_id for config in configs], [app.cluster for app in apps])
+    told = plan.told.nth(int(child)) if child else plan.told
+    serve(make, identity=identity, rule=STOP_RULE, health=HealthOptions() if child else plan.health, told=told)
 
 
 def _worker(target: str, app: "JobMaster", config: WorkerConfig) -> Group:

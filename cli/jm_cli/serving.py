@@ -17,13 +17,16 @@ import typer
 
 from jm_cli.exits import ExitCode
 from jm_cli.groups import Group, run_groups
+from jm_cli.logs import add_facts
 from jm_cli.misspelt import misspelt
 from jm_cli.redaction import redact
 from jm_cli.role_settings import HealthOptions
 from jm_cli.running import run_for_long
-from jm_cli.telemetry import telemetry
+from jm_cli.telemetry import Identity, telemetry
+from jm_cli.telemetry_options import TelemetryOptions
 from jm_cli.version import version
 from jm_nats.health_server import HealthServer, Reporter
+from jm_nats.log_context import set_group
 
 log = logging.getLogger("jobmaster.cli")
 
@@ -59,13 +62,13 @@ class StopSignals:
     def _received(self, number: signal.Signals) -> None:
         now_s = time.monotonic()
         if not self.stop.is_set():
-            log.warning("%s: %s", number.name, self._rule)
+            log.info("told to stop", extra={"signal": number.name, "rule": self._rule})
             self._first_s = now_s
             self.stop.set()
         elif now_s - self._first_s < ECHO_S:
-            log.info("%s at once again: an echo of the first, it does not hurry", number.name)
+            log.info("told to stop at once again: an echo, it does not hurry", extra={"signal": number.name})
         else:
-            log.warning("%s again: hurrying; a third one kills", number.name)
+            log.warning("told to stop again: hurrying; a third one kills", extra={"signal": number.name})
             self.hurry.set()
             self._uninstall()
 
@@ -75,18 +78,29 @@ class StopSignals:
             loop.remove_signal_handler(number)
 
 
-def serve(make: Callable[[], Sequence[Group]], *, service: str, rule: str, health: HealthOptions) -> None:
+def serve(
+    make: Callable[[], Sequence[Group]],
+    *,
+    identity: Identity,
+    rule: str,
+    health: HealthOptions,
+    told: TelemetryOptions,
+) -> None:
     """Run the groups of a process until they have stopped.
 
     Args:
         make: builds them, inside the event loop.
+        told: where telemetry goes.
         rule: what the first signal does, for the log.
 
     Raises:
         typer.Exit: with 130 when it was hurried or stopped before it was ready, with 1 when a group has halted.
     """
-    with telemetry(service):
-        code = run_for_long(_serve(make, service, rule, health))
+    add_facts()
+    if len(identity.instances) == 1:  # also for what is logged before and after the group runs
+        set_group(identity.service, identity.instances[0], ",".join(identity.clusters))
+    with telemetry(told, identity):
+        code = run_for_long(_serve(make, identity.service, rule, health))
     if code is not ExitCode.OK:
         raise typer.Exit(code)
 
@@ -95,7 +109,7 @@ async def _serve(make: Callable[[], Sequence[Group]], service: str, rule: str, h
     signals = StopSignals(rule)
     with signals.installed():
         _mention_misspelt()
-        log.info("%s starts", service, extra={"pid": os.getpid(), "version": version()})
+        log.info("process starts", extra={"role": service, "pid": os.getpid(), "version": version()})
         groups = make()
         async with health_port([group.board for group in groups], health):
             return await run_groups(groups, signals.stop, signals.hurry, stays_up=health.health_port is not None)
@@ -123,4 +137,4 @@ def _mention_misspelt() -> None:
     from jm_cli.app import app  # noqa: PLC0415 - it imports the commands, which import us
 
     for name, meant in misspelt(os.environ, typer.main.get_command(app)).items():
-        log.warning("the variable %s is unknown and has no effect; did you mean %s?", name, meant)
+        log.warning("variable is unknown and has no effect", extra={"variable": name, "did_you_mean": meant})

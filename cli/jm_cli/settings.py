@@ -358,7 +358,11 @@ class LogOptions:
     def start(self) -> None:
         from jm_cli.logs import start_logging  # noqa: PLC0415
 
-        start_logging(self.log_level.value, json_lines=self.log_format is LogFormat.JSON)
+        start_logging(*self.arguments())
+
+    def arguments(self) -> tuple[str, bool]:
+        """Of ``start_logging``."""
+        return self.log_level.value, self.log_format is LogFormat.JSON
 
 
 DataFolder = Annotated[

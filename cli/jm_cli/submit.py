@@ -1,5 +1,6 @@
 """``jm submit``: one job from the command line, or many from a file."""
 
+import os
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -14,6 +15,7 @@ from jm_cli.settings import PRIORITY_NAMES, JsonFlag
 from jm_cli.times import parse_delay, parse_instant
 from jm_core import limits
 from jm_core.model import OnConflict
+from jm_core.traceparent import usable_traceparent
 
 if TYPE_CHECKING:
     from jm_core.wire import Submission
@@ -114,6 +116,8 @@ def submit(
 ) -> None:
     """Submit a job, or the jobs of a file.
 
+    With the variable TRACEPARENT set (W3C), the runs become part of that trace.
+
     Examples:
         jm submit send-email '{"to": "a@b.c", "subject": "hi"}'
         jm submit send-email '{"to": "a@b.c", "subject": "hi"}' --in 10m --wait recorded
@@ -139,19 +143,30 @@ def submit(
         "metadata": metadata_of(meta),
         "id": job_id,
     }
+    trace = usable_traceparent(os.environ.get("TRACEPARENT"))  # of the script or build that calls us
     if file is not None:
         _check_file_alone(handler, fields, wait)
         from jm_cli.submit_file import submit_file  # noqa: PLC0415
 
         patience_s = RECORDED_TIMEOUT_S if wait_timeout is None else wait_timeout
         recorded = wait is WaitFor.RECORDED
-        submit_file(options, file, skip=skip, check=check, recorded=recorded, patience_s=patience_s, as_json=as_json)
+        submit_file(
+            options,
+            file,
+            skip=skip,
+            check=check,
+            recorded=recorded,
+            patience_s=patience_s,
+            as_json=as_json,
+            trace=trace,
+        )
         return
     if handler is None:
         raise UsageError("HANDLER is missing; name the handler, or give --file")
     if on_conflict == OnConflict.REJECT and wait is WaitFor.QUEUED:
         raise UsageError("--on-conflict reject needs --wait recorded or result; else nobody is told")
-    run_briefly(_submit_one(options, _job(handler, args, fields), wait, wait_timeout, as_json=as_json))
+    job = _job(handler, args, fields | {"trace": trace})
+    run_briefly(_submit_one(options, job, wait, wait_timeout, as_json=as_json))
 
 
 async def _submit_one(

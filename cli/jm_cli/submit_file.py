@@ -55,8 +55,12 @@ def submit_file(
     recorded: bool,
     patience_s: float,
     as_json: bool,
+    trace: str | None = None,
 ) -> None:
     """Submit all lines of the file ``name``.
+
+    Args:
+        trace: traceparent of the jobs that bring none.
 
     Raises:
         BadLineError: with ``check`` nothing was sent; without it, with what was.
@@ -69,7 +73,7 @@ def submit_file(
         total = None
         if check:
             source, total = _checked(source, skip, stack)
-        jobs = _Jobs(source, skip)
+        jobs = _Jobs(source, skip, trace)
         try:
             run_briefly(_send(options, jobs, tally, total, recorded=recorded, patience_s=patience_s))
         except JmError as error:
@@ -91,14 +95,18 @@ class _Jobs:
     before it is sent to the end and can be counted.
     """
 
-    def __init__(self, source: BinaryIO, skip: int) -> None:
+    def __init__(self, source: BinaryIO, skip: int, trace: str | None) -> None:
         self._source = source
         self._skip = skip
+        self._trace = trace
         self.bad: BadLineError | None = None
 
     def __iter__(self) -> Iterator[Submission]:
         try:
-            yield from read_jobs(self._source, skip=self._skip)
+            for job in read_jobs(self._source, skip=self._skip):
+                if job.trace is None:
+                    job.trace = self._trace
+                yield job
         except BadLineError as error:
             self.bad = error
 

@@ -8,6 +8,7 @@ import typer
 from jm_cli.local_env import DEFAULT_DATA
 from jm_cli.options import expanded
 from jm_cli.settings import DataFolder, LogOptions, setting
+from jm_cli.telemetry_options import TelemetryOptions
 
 EXAMPLE_APP: Final = "jm_cli.example:jm"
 
@@ -53,6 +54,7 @@ def up(
             "For one start: the NATS store in --data was lost; dispatch again all that Postgres has recorded.",
         ),
     ] = False,
+    told: TelemetryOptions,
     logs: LogOptions,
 ) -> None:
     """Run everything here: NATS, Postgres, a coordinator and workers, until Ctrl-C.
@@ -66,6 +68,7 @@ def up(
     Examples:
         jm up
         jm up --app shop.jobs:jm --workers 2
+        jm up --prometheus-port 9464     # the coordinator's metrics; the workers' on 9465 and on
     """
     from jm_cli.run_up import UpPlan, run_up  # noqa: PLC0415
 
@@ -78,6 +81,7 @@ def up(
             nats_port=nats_port,
             pg_port=pg_port,
             accept_agent_loss=accept_agent_loss,
+            told=told,
             logs=logs,
         )
     )

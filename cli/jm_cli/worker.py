@@ -8,6 +8,7 @@ from jm_cli.default_command import DefaultCommandGroup
 from jm_cli.options import expanded
 from jm_cli.role_settings import CoordinatorTuning, HealthOptions, WorkerOptions
 from jm_cli.settings import LogOptions, NatsOptions, NatsTuning, PostgresOptions, PostgresTuning, on_command_line
+from jm_cli.telemetry_options import TelemetryOptions
 from jm_cli.worker_look import list_workers, show_worker
 from jm_cli.worker_orders import drain, stop
 
@@ -41,6 +42,7 @@ def worker(
     *,
     options: WorkerOptions,
     health: HealthOptions,
+    told: TelemetryOptions,
     nats: NatsOptions,
     tuning: NatsTuning,
     postgres: PostgresOptions,
@@ -64,6 +66,7 @@ def worker(
         jm worker shop.jobs:jm --lane mail --slots 20 --drain-timeout 60
         jm worker shop.jobs:jm reports.jobs:jm     # two workers in one process
         jm worker shop.jobs:jm --processes 4 --name web --health-port 8080
+        jm worker shop.jobs:jm --otlp-endpoint http://collector:4318 --prometheus-port 9464
         JM_POSTGRES_DSN=postgresql://jm@db/jobs jm worker shop.jobs:jm --mode full
     """
     from jm_cli.run_worker import WorkerPlan, run_worker  # noqa: PLC0415
@@ -74,6 +77,8 @@ def worker(
             targets=tuple(targets),
             options=options,
             health=health,
+            told=told,
+            logs=logs,
             nats=nats,
             tuning=tuning,
             nats_given=on_command_line(context, "nats_"),

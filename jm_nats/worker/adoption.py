@@ -14,6 +14,7 @@ from jm_core.errors import InvalidNameError
 from jm_core.model import BucketEvent, BucketStatus, ReturnReason
 from jm_core.ownership import ADOPTABLE, adopted, moved
 from jm_core.wire import BucketRecord, EventBatch, Returned
+from jm_nats import telemetry
 from jm_nats.acks import ack
 from jm_nats.connection import NatsLink
 from jm_nats.crashpoints import reach
@@ -24,6 +25,7 @@ from jm_nats.provision import BUCKET_ACK_WAIT_S, delete_consumer
 from jm_nats.publisher import JetPublisher
 from jm_nats.pull import PullReader
 from jm_nats.subjects import CTL_CONSUMER, Names
+from jm_nats.troubles import trouble
 from jm_nats.worker.tasks import Tasks
 
 log = logging.getLogger("jobmaster.worker")
@@ -31,6 +33,7 @@ log = logging.getLogger("jobmaster.worker")
 MESSAGES_MAX: Final = 64
 BYTES_MAX: Final = 8 * 1024 * 1024
 EVENTS_MAX: Final = 500
+LOGGED_IDS_MAX: Final = 20
 EMPTY_POLL_S: Final = 0.02
 RETRY_PAUSE_S: Final = 0.5
 
@@ -112,10 +115,10 @@ class Adopter:
                 log.info("somebody else drains it", extra={"bucket": name})
                 continue  # unless it was left once more meanwhile
             except InvalidNameError as error:
-                log.error("bucket cannot be drained, its name cannot be", extra={"error": str(error)})  # noqa: TRY400
+                log.error("bucket cannot be drained, its name cannot be", extra={"problem": str(error)})  # noqa: TRY400
                 return
             except AgentError as error:
-                log.warning("adopted bucket waits for NATS", extra={"bucket": name, "error": str(error)})
+                trouble(log, "adopted bucket waits for NATS", {"bucket": name, "problem": str(error)})
             await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _adopt_once(self, name: str) -> bool:
@@ -124,6 +127,7 @@ class Adopter:
         if entry is None:
             return True
         record, revision = wire.decode_bucket(entry.value), entry.revision
+        lost_at = record.changed_at  # or, where we claimed it without hearing that we did, then
         if record.status in ADOPTABLE:
             if not self._may():
                 self.draining.discard(name)
@@ -137,6 +141,8 @@ class Adopter:
             return True
         self.draining.add(name)
         await self._drain(record, revision)
+        if record.was_lost:
+            telemetry.bucket_drained(time.time() - lost_at)
         return True
 
     async def _drain(self, record: BucketRecord, revision: int) -> None:
@@ -148,26 +154,30 @@ class Adopter:
         )
         reach("adopter.after_claim")
         try:
-            returned = await self._empty(record)
+            returned, reaped = await self._empty(record)
         except (NoSuchStreamError, ConsumerGoneError) as absent:
             if await self._is_overtaken(record):
                 raise _OvertakenError from absent
             if isinstance(absent, ConsumerGoneError):
                 raise
-            returned = 0  # nothing to read any more: the record knows what was in it
+            returned, reaped = 0, []  # nothing to read any more: the record knows what was in it
         done = moved(record, BucketEvent.EMPTIED, now_s=time.time(), returned=returned)
         if isinstance(await self._kv.update(record.bucket, wire.encode(done), revision=revision), Stale):
             raise _OvertakenError
-        level = logging.INFO if returned else logging.DEBUG
-        took_s = round(time.monotonic() - began_s, 3)
-        log.log(level, "bucket emptied", extra=extra | {"jobs": returned, "took_s": took_s})
+        extra |= {"jobs": returned, "took_s": round(time.monotonic() - began_s, 3)}
+        if record.was_lost and returned:  # these jobs lost their worker: their names are what is asked for (BR-061)
+            log.warning("jobs of a lost worker handed back", extra=extra | {"job_ids": " ".join(reaped)})
+        else:
+            log.log(logging.INFO if returned else logging.DEBUG, "bucket emptied", extra=extra)
 
     async def _is_overtaken(self, record: BucketRecord) -> bool:
         entry = await self._kv.get(record.bucket)
         return entry is None or wire.decode_bucket(entry.value).epoch != record.epoch
 
-    async def _empty(self, record: BucketRecord) -> int:
-        """Return every job in its stream: those that are due and those that the server holds for later."""
+    async def _empty(self, record: BucketRecord) -> tuple[int, list[str]]:
+        """Return every job in its stream: those that are due and those that the server holds for later. How many they
+        were, and the ids of the first.
+        """
         stream, consumer = self._names.bucket_stream(record.bucket), f"drain_{record.epoch}"
         await self._expel(stream, consumer)
         subjects = [self._names.run(record.bucket), self._names.sched_any(record.bucket)]
@@ -175,7 +185,7 @@ class Adopter:
             durable_name=consumer, filter_subjects=subjects, ack_policy=AckPolicy.EXPLICIT, ack_wait=BUCKET_ACK_WAIT_S
         )
         await ensure_consumer(self._link, stream, wanted)
-        returned = 0
+        returned, reaped = 0, list[str]()
         async with PullReader(self._link, stream, consumer, batch=MESSAGES_MAX, max_bytes=BYTES_MAX) as reader:
             while True:
                 try:
@@ -183,10 +193,11 @@ class Adopter:
                         messages = await reader.take(MESSAGES_MAX)
                 except TimeoutError:
                     if await self._is_empty(stream, consumer):
-                        return returned
+                        return returned, reaped
                     continue
                 runs = [run for message in messages for run in _runs(message.data, record.bucket)]
                 await self._hand_back(record, runs)
+                reaped += [run.id for run in runs[: LOGGED_IDS_MAX - len(reaped)]]
                 reach("adopter.after_returned")
                 for message in messages:
                     ack(message)

@@ -15,6 +15,7 @@ from jm_nats.kv import CasKv
 from jm_nats.provision import ensure_bucket
 from jm_nats.publisher import JetPublisher
 from jm_nats.subjects import Names
+from jm_nats.troubles import trouble
 from jm_nats.worker.control import ControlIntake
 from jm_nats.worker.engine import Engine
 from jm_nats.worker.execution import Ask
@@ -103,7 +104,7 @@ class Buckets:
         try:
             await self.open_wanted()
         except AgentError as error:
-            log.warning("no bucket can be opened in place of one that was lost", extra={"error": str(error)})
+            trouble(log, "no bucket can be opened in place of one that was lost", {"problem": str(error)})
 
     async def open_fallback(self, lane: str, serves: int, reason: str) -> str:
         """The name of the fallback bucket for this lane and priority; opened if it is not there.

@@ -8,6 +8,7 @@ import msgspec
 from jm_core.cluster import DEFAULT, KEY, ClusterSettings, buckets_wanted, decode_settings
 from jm_nats.kv import CasKv, Changed, Removed, Snapshot
 from jm_nats.subjects import Names
+from jm_nats.troubles import trouble
 from jm_nats.worker.config import WorkerConfig
 from jm_nats.worker.parts import Parts
 
@@ -64,7 +65,7 @@ class ClusterSettingsFollower:
         try:
             settings = self._settings if value is None else decode_settings(value)
         except msgspec.DecodeError as error:  # of a newer version
-            log.warning("cluster settings cannot be read; the last ones stay", extra={"problem": str(error)})
+            trouble(log, "cluster settings cannot be read; the last ones stay", {"problem": str(error)})
             return False
         wanted = buckets_wanted(self._lanes, self._config.priorities, self._config.buckets, settings)
         is_news = settings.starts is self._parts.engine.paused or wanted != self._parts.buckets.wanted
@@ -76,6 +77,13 @@ class ClusterSettingsFollower:
 
     def _say(self, settings: ClusterSettings) -> None:
         engine = self._parts.engine
-        text = "the cluster is %s: jobs start again" if settings.starts else "the cluster is %s: nothing is started"
-        extra = {"running": engine.running, "handed_back": 0 if settings.starts else engine.held}
-        log.warning(text, settings.mode.value, extra=extra | {"by": settings.changed_by, "reason": settings.reason})
+        extra = {
+            "mode": settings.mode.value,
+            "running": engine.running,
+            "handed_back": 0 if settings.starts else engine.held,
+        }
+        extra |= {"by": settings.changed_by, "reason": settings.reason}
+        if settings.starts:
+            log.info("the cluster starts jobs again", extra=extra)
+        else:
+            log.info("the cluster starts nothing now", extra=extra)

@@ -5,6 +5,7 @@ loop's thread and none awaits, so there is no lock and no state between two step
 """
 
 import asyncio
+import contextvars
 import heapq
 import logging
 import math
@@ -19,8 +20,10 @@ from jm_core.model import Priority, ReturnReason
 from jm_core.payload import cut_text
 from jm_core.slots import Turns, next_priority
 from jm_core.wire import Progress, Quarantined, Returned, Run, Started
+from jm_nats import telemetry
 from jm_nats.clock import Clock
 from jm_nats.handlers import ArgumentsError, Handler
+from jm_nats.troubles import trouble
 from jm_nats.worker.execution import Ask, Execution, Executors
 from jm_nats.worker.lane_queue import LaneQueue
 from jm_nats.worker.outcomes import BucketPort, Delivery
@@ -69,6 +72,8 @@ class Engine:
         self._on_room = on_room
         self._may_start = may_start
         self._loop = asyncio.get_running_loop()
+        # What handlers start with: a slot is often filled by what another one's handler has just left.
+        self._context = contextvars.copy_context()
         self._ready: dict[Priority, LaneQueue[Held]] = {p: LaneQueue() for p in Priority}
         self._waiting: dict[Priority, int] = dict.fromkeys(Priority, 0)
         self._turns = Turns()
@@ -219,9 +224,9 @@ class Engine:
                 progress.close()
             self._ended(execution, held)
 
-        execution.start(kwargs, self._executors, ended, lambda e: self._released(e, held))
+        execution.start(kwargs, self._executors, ended, lambda e: self._released(e, held), self._context.copy())
         if self._ticker is None:
-            self._ticker = self._loop.call_later(limits.FLUSH_S, self._tick)
+            self._ticker = self._loop.call_later(limits.FLUSH_S, self._tick, context=self._context)
 
     def _announcement(self, held: Held) -> Callable[[], Awaitable[None]]:
         """That a job starts which has lost a worker before: stored first, so that if this worker dies as well it is
@@ -251,8 +256,10 @@ class Engine:
     def _quarantine(self, held: Held, reason: str) -> None:
         run, reporter = held.run, held.port.reporter
         reason = cut_text(reason, limits.ERROR_BYTES_MAX)
-        log.warning("job quarantined", extra={"job_id": run.id, "handler": run.handler, "reason": reason})
+        facts = {"job_id": run.id, "attempt": run.attempt, "handler": run.handler, "bucket": held.port.bucket}
+        trouble(log, "job quarantined", facts | {"reason": reason})
         reporter.add(Quarantined(run.id, run.dispatch, self._clock.now(), reason), size=200 + len(reason))
+        telemetry.job_quarantined(held.port.lane, held.port.priority.label)
         self._close(held)
         self._suspect_over(held)
 
@@ -286,7 +293,7 @@ class Engine:
         if self._timer is not None:
             self._timer.cancel()
         wait_s = max(self._later[0][0] - self._clock.now(), 0.0)
-        self._timer = self._loop.call_later(min(wait_s, CLOCK_LOOK_S), self._due)
+        self._timer = self._loop.call_later(min(wait_s, CLOCK_LOOK_S), self._due, context=self._context)
 
     def _due(self) -> None:
         self._timer = None
@@ -314,7 +321,7 @@ class Engine:
             self._suspect_over(self._suspect)
             self.pump()
         if self._running:
-            self._ticker = self._loop.call_later(limits.FLUSH_S, self._tick)
+            self._ticker = self._loop.call_later(limits.FLUSH_S, self._tick, context=self._context)
 
     def _announce(self, execution: Execution) -> None:
         execution.announced = True

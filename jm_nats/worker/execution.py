@@ -1,6 +1,7 @@
 """One attempt: call the handler the way it wants to be called, and say how it ended."""
 
 import asyncio
+import contextvars
 import functools
 import logging
 import math
@@ -23,6 +24,7 @@ from jm_nats import telemetry
 from jm_nats.clock import Clock
 from jm_nats.context import JobContext, NoRetry, Retry
 from jm_nats.handlers import Handler
+from jm_nats.log_context import current_group, current_job
 from jm_nats.worker import failures
 from jm_nats.worker.outcomes import BucketPort
 from jm_nats.worker.processes import ChildFailed, ContextData, encode_result, run_in_child
@@ -60,7 +62,7 @@ class Execution:
     """
 
     __slots__ = (
-        "_announcement", "_asked_s", "_asked_why", "_deadline_s", "_error",
+        "_announcement", "_asked_s", "_asked_why", "_deadline_s", "_error", "_error_type",
         "_has_begun", "_has_entered", "_is_over", "_is_released", "_may_retry",
         "_on_end", "_on_release", "_outcome", "_raw", "_retry_asked_s", "_task", "announced", "asked", "clock",
         "context", "finished_at", "handler", "port", "reported", "run", "started_at", "started_loop_s",
@@ -99,6 +101,7 @@ class Execution:
         self._outcome = AttemptOutcome.SUCCEEDED
         self._raw: bytes = NULL
         self._error: str | None = None
+        self._error_type = ""  # for metrics and spans
         self._may_retry = True
         self._retry_asked_s: float | None = None
         self._is_released = False
@@ -111,6 +114,10 @@ class Execution:
         self.started_at = self.clock.now()
         self.started_loop_s = asyncio.get_running_loop().time()
         self._deadline_s = self.started_loop_s + self.run.timeout_s
+        if telemetry.Active.metering:
+            run = self.run
+            is_first = run.due_at_once and run.attempt == 1
+            self.port.measures.started(self.started_at - run.run_at, was_due_at_once=is_first)
         if self.context is not None:
             self.context._deadline_s = self.started_at + self.run.timeout_s  # noqa: SLF001 - ours
 
@@ -134,12 +141,14 @@ class Execution:
         executors: Executors,
         on_end: Callable[["Execution"], None],
         on_release: Callable[["Execution"], None],
+        context: contextvars.Context,
     ) -> None:
+        """Args: context: what the handler's context variables are; never those that another handler has set."""
         self._on_end = on_end
         self._on_release = on_release
         if self.context is not None and self.handler.context_parameter is not None:
             kwargs[self.handler.context_parameter] = self.context
-        self._task = asyncio.create_task(self._main(kwargs, executors))
+        self._task = asyncio.create_task(self._main(kwargs, executors), context=context)
 
     async def _main(self, kwargs: dict[str, Any], executors: Executors) -> None:
         """The attempt's task. Nothing raised in a handler leaves it: KeyboardInterrupt and SystemExit would tear down
@@ -147,6 +156,7 @@ class Execution:
         """
         self._has_entered = True
         held_slot: asyncio.Future[Any] | None = None
+        current_job.set(self.run)
         try:
             if self._announcement is not None:
                 await self._announcement()
@@ -158,6 +168,7 @@ class Execution:
         except BaseException as error:  # noqa: BLE001
             self._failed(error)
         self._is_over = held_slot is None
+        current_job.set(None)  # what is done from here on, starting others among it, is not this job's
         try:
             self._end()
         finally:
@@ -167,15 +178,18 @@ class Execution:
                 self._release()
 
     async def _traced(self, kwargs: dict[str, Any], executors: Executors) -> asyncio.Future[Any] | None:
-        label = self.port.priority.label
-        with telemetry.processing(self.run, lane=self.port.lane, priority=label, bucket=self.port.bucket) as span:
+        port, group = self.port, current_group()
+        worker, cluster = (group.name, group.cluster) if group is not None else ("", "")
+        with telemetry.processing(
+            self.run, lane=port.lane, priority=port.priority.label, bucket=port.bucket, worker=worker, cluster=cluster
+        ) as span:
             try:
                 thread = await self._call(kwargs, executors)
             except BaseException as error:  # noqa: BLE001
                 self._failed(error)
                 thread = None
-            if self._error is not None:
-                telemetry.mark_failed(span, self._error)
+            outcome = self.outcome
+            telemetry.attempt_outcome(span, outcome.value, self._kind_of_failure(outcome))
             return thread
 
     async def _call(self, kwargs: dict[str, Any], executors: Executors) -> asyncio.Future[Any] | None:
@@ -217,14 +231,17 @@ class Execution:
                 self.started_at + run.timeout_s,
             )  # fmt: skip
             try:
-                answer = await run_in_child(self.handler, bytes(run.args), data)
+                trace = telemetry.current_traceparent() if telemetry.Active.tracing else run.trace
+                answer = await run_in_child(self.handler, bytes(run.args), data, trace)
             except anyio.BrokenWorkerProcess as error:
                 self._outcome = AttemptOutcome.FAILED
                 self._error = f"the child process died while it ran the handler ({failures.headline(error)})"
+                self._error_type = "child_died"
                 return
         if isinstance(answer, ChildFailed):
             self._outcome = AttemptOutcome.FAILED
             self._error, self._may_retry = answer.error, answer.may_retry
+            self._error_type = answer.kind
             self._retry_asked_s = answer.retry_in_s
         else:
             self._raw = answer
@@ -239,6 +256,7 @@ class Execution:
             self._outcome = AttemptOutcome.FAILED
             problem = f"the handler returned something that cannot be stored: {failures.headline(error)}"
             self._error = cut_text(problem, limits.ERROR_BYTES_MAX)
+            self._error_type = "result_unstorable"
             self._may_retry = False
 
     def _failed(self, error: BaseException) -> None:
@@ -252,6 +270,7 @@ class Execution:
         elif isinstance(error, NoRetry):
             self._may_retry = False
         self._error = failures.describe(error)
+        self._error_type = type(error).__qualname__
 
     # -- being asked to end
 
@@ -284,7 +303,12 @@ class Execution:
         elif not self.reported and now_s >= self._patience_until_s(grace_s):
             log.warning(
                 "handler ignores cancellation; its outcome is reported, its slot stays taken",
-                extra={"handler": self.run.handler, "job_id": self.run.id, "asked": self.asked.value},
+                extra={
+                    "handler": self.run.handler,
+                    "job_id": self.run.id,
+                    "attempt": self.run.attempt,
+                    "asked": self.asked.value,
+                },
             )
             self._end()
 
@@ -299,12 +323,21 @@ class Execution:
         self.reported = True
         self.finished_at = self.clock.now()
         if telemetry.Active.metering:
-            run_s = self.finished_at - self.started_at
-            delay_s = self.started_at - self.run.run_at
-            telemetry.attempt_ended(
-                self.run.handler, self.port.lane, self.outcome.value, run_s=run_s, start_delay_s=delay_s
-            )
+            self._measure()
         self._on_end(self)
+
+    def _kind_of_failure(self, outcome: AttemptOutcome) -> str:
+        """Never the error's text, which may hold what it was called with; nothing if it did not fail."""
+        if outcome is AttemptOutcome.TIMED_OUT:
+            return outcome.value
+        return self._error_type if outcome is AttemptOutcome.FAILED else ""
+
+    def _measure(self) -> None:
+        if not self._has_begun:
+            return  # it goes back without having been an attempt
+        outcome = self.outcome
+        error_type = self._kind_of_failure(outcome)
+        self.port.measures.ended(self.run.handler, outcome.value, error_type, self.finished_at - self.started_at)
 
     def _release(self) -> None:
         if not self._is_released:

@@ -10,9 +10,11 @@ from nats.aio.msg import Msg
 from jm_core import limits, wire
 from jm_core.model import Priority
 from jm_core.wire import Event, EventBatch, Progress
+from jm_nats import telemetry
 from jm_nats.errors import AgentError
 from jm_nats.publisher import JetPublisher
 from jm_nats.pull import ack
+from jm_nats.troubles import trouble
 
 log = logging.getLogger("jobmaster.worker")
 
@@ -50,6 +52,11 @@ class Reporter:
         self._stored = 0
         self._progressed = asyncio.Event()
         self._discards = False
+
+    @property
+    def waiting(self) -> int:
+        """Events not yet stored."""
+        return 0 if self._discards else self._added - self._stored
 
     def add(self, event: Event, *, size: int = 200) -> None:
         """Queue one event; ``size`` is a rough count of its bytes."""
@@ -158,7 +165,7 @@ class Reporter:
                 await self._publisher.publish(self._subject, data)
             except AgentError as error:
                 # NATS is away. Outcomes are the one thing that must not be dropped: keep and try again, for ever.
-                log.warning("events wait for NATS", extra={"subject": self._subject, "error": str(error)})
+                trouble(log, "events wait for NATS", {"subject": self._subject, "problem": str(error)})
                 await asyncio.sleep(RETRY_PAUSE_S)
             else:
                 return
@@ -167,13 +174,14 @@ class Reporter:
 class BucketPort:
     """What an attempt knows of its bucket: who it is, and where its reports go."""
 
-    __slots__ = ("bucket", "closed", "lane", "priority", "reporter", "running")
+    __slots__ = ("bucket", "closed", "lane", "measures", "priority", "reporter", "running")
 
     def __init__(self, bucket: str, lane: str, priority: Priority, reporter: Reporter) -> None:
         self.bucket = bucket
         self.lane = lane
         self.priority = priority
         self.reporter = reporter
+        self.measures = telemetry.RouteMeasures(lane, priority.label)
         self.closed = False  # nothing more is started: what comes goes back
         self.running = 0
 

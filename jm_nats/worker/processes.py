@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import anyio
 import anyio.abc
@@ -20,19 +20,22 @@ import anyio.to_process
 import msgspec
 
 from jm_core.payload import check_no_lost_floats, check_result
+from jm_nats import telemetry
 from jm_nats.context import JobContext, NoRetry, Retry
 from jm_nats.handlers import Handler
+from jm_nats.log_context import GroupNow, current_group, job_logged
 from jm_nats.worker import failures
 
 PR_SET_PDEATHSIG: Final = 1
 
 # Children get a session of their own: a signal to the worker's process group is the worker's business (BR-132), and
 # until a child has set its signals up, which takes imports, it could not ignore one. anyio has no parameter for it.
-# The session is a process group, too: who kills a child kills what it has started with it (BR-194).
+# The session is a process group, too: who kills a child kills what it has started with it (BR-194). And their stderr is
+# ours: anyio gives them a pipe that nobody reads, in which a library that complains much would get stuck.
 if hasattr(anyio.to_process, "open_process"):
 
     async def _open_in_a_session(*args: Any, **kwargs: Any) -> anyio.abc.Process:
-        process = await anyio.open_process(*args, start_new_session=True, **kwargs)
+        process = await anyio.open_process(*args, **kwargs | {"start_new_session": True, "stderr": None})
         process.kill = functools.partial(_kill_group, process)  # type: ignore[method-assign]
         return process
 
@@ -50,6 +53,7 @@ class ChildFailed(msgspec.Struct):
     """An exception of the child as text: exceptions themselves may refuse to be pickled or rebuilt (BR-120)."""
 
     error: str
+    kind: str  # the exception's class
     retry_in_s: float | None = None
     may_retry: bool = True
 
@@ -67,8 +71,39 @@ class ContextData(msgspec.Struct):
     deadline_s: float
 
 
-async def run_in_child(handler: Handler, args: bytes, data: ContextData) -> bytes | ChildFailed:
+class Preparation(NamedTuple):
+    """A function that a child calls once, before its first handler: how to log, for one."""
+
+    module: str
+    function: str
+    arguments: tuple[Any, ...] = ()
+
+
+class Logged(NamedTuple):
+    """What a child needs so that its log lines and spans belong to the attempt."""
+
+    id: str
+    attempt: int
+    trace: str | None
+    group: GroupNow | None
+
+
+_preparation: Preparation | None = None
+
+
+def prepare_children(preparation: Preparation | None) -> None:
+    """What children of this process are to call first; None for nothing."""
+    global _preparation  # noqa: PLW0603 - of a process, as its logging is
+    _preparation = preparation
+
+
+async def run_in_child(
+    handler: Handler, args: bytes, data: ContextData, trace: str | None = None
+) -> bytes | ChildFailed:
     """Run the handler in a child and return its result as JSON. Cancelling this kills the child.
+
+    Args:
+        trace: traceparent of the attempt's span.
 
     How many children there are is the caller's business; anyio's own limit would wait where nobody sees it.
 
@@ -82,14 +117,40 @@ async def run_in_child(handler: Handler, args: bytes, data: ContextData) -> byte
         function.__qualname__,
         args,
         msgspec.structs.asdict(data),
+        Logged(data.job_id, data.attempt, trace, current_group()),
+        _preparation,
         cancellable=True,
         limiter=anyio.CapacityLimiter(1),
     )
 
 
-def _call(module: str, qualname: str, args: bytes, data: Mapping[str, Any]) -> bytes | ChildFailed:
+def _call(  # noqa: PLR0917 - anyio passes positions only
+    module: str,
+    qualname: str,
+    args: bytes,
+    data: Mapping[str, Any],
+    logged: Logged,
+    preparation: Preparation | None,
+) -> bytes | ChildFailed:
     """In the child: import the handler, call it, and turn whatever happens into a value that can be pickled."""
     _settle_signals()
+    _prepare(preparation)
+    with job_logged(logged, logged.group), telemetry.continued(logged.trace):
+        return _called(module, qualname, args, data)
+
+
+_prepared: list[Preparation] = []
+
+
+def _prepare(preparation: Preparation | None) -> None:
+    """Once. A job must not fail because the way to log cannot be set up."""
+    if preparation is not None and preparation not in _prepared:
+        _prepared.append(preparation)
+        with suppress(Exception):
+            getattr(importlib.import_module(preparation.module), preparation.function)(*preparation.arguments)
+
+
+def _called(module: str, qualname: str, args: bytes, data: Mapping[str, Any]) -> bytes | ChildFailed:
     try:
         handler = _find(module, qualname)
         kwargs = handler.decode_args(args)
@@ -97,11 +158,11 @@ def _call(module: str, qualname: str, args: bytes, data: Mapping[str, Any]) -> b
             kwargs[handler.context_parameter] = JobContext(**data)
         return encode_result(handler.function(**kwargs))
     except Retry as error:
-        return ChildFailed(failures.describe(error), retry_in_s=error.in_s)
+        return ChildFailed(failures.describe(error), type(error).__qualname__, retry_in_s=error.in_s)
     except NoRetry as error:
-        return ChildFailed(failures.describe(error), may_retry=False)
+        return ChildFailed(failures.describe(error), type(error).__qualname__, may_retry=False)
     except BaseException as error:  # noqa: BLE001  (SystemExit in a handler fails the job, not the child)
-        return ChildFailed(failures.describe(error))
+        return ChildFailed(failures.describe(error), type(error).__qualname__)
 
 
 def _find(module: str, qualname: str) -> Handler:

@@ -20,6 +20,7 @@ from jm_core.ids import parse_name
 from jm_core.model import Priority
 from jm_nats.errors import AgentUnavailableError
 from jm_nats.subjects import INBOX_RULE, is_inbox
+from jm_nats.troubles import trouble
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
@@ -118,7 +119,7 @@ class WorkerRpc:
         Whoever asks names the subject of the answer, and we publish with rights that they may not have.
         """
         if message.reply and not is_inbox(message.reply):
-            log.warning("reply not sent", extra={"subject": message.reply[:100], "rule": INBOX_RULE})
+            trouble(log, "reply not sent", {"subject": message.reply[:100], "rule": INBOX_RULE})
             return
         if len(self._answering) >= OPEN_MAX:
             await self._send(message.reply, rpc.Answer(error=f"{OPEN_MAX} requests are open already; ask again later"))
@@ -179,7 +180,7 @@ class WorkerRpc:
         try:
             await self._link.nc.publish(subject, wire.encode(answer))
         except (errors.Error, OSError) as error:  # costs the asker a wait
-            log.warning("reply not sent", extra={"subject": subject, "problem": repr(error)})
+            trouble(log, "reply not sent", {"subject": subject, "problem": repr(error)})
 
 
 def _priority(number: int) -> int:

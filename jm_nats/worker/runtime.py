@@ -19,12 +19,15 @@ from jm_core.static_schedules import set_digest
 from jm_core.wire import WorkerRecord
 from jm_nats import telemetry
 from jm_nats.app import JobMaster
+from jm_nats.board_gauges import measured
 from jm_nats.clock import CorrectedClock
 from jm_nats.connection import NatsLink, connect
 from jm_nats.errors import AgentError, AgentUnavailableError, WorkerNameTakenError
 from jm_nats.health import HealthBoard
 from jm_nats.kv import CasKv
+from jm_nats.link_health import NAME as NATS
 from jm_nats.link_health import watch_link
+from jm_nats.log_context import set_group
 from jm_nats.provision import ensure_cluster_at_start
 from jm_nats.publisher import JetPublisher
 from jm_nats.worker.blocking import Culprit
@@ -32,6 +35,7 @@ from jm_nats.worker.cluster_settings import ClusterSettingsFollower
 from jm_nats.worker.config import WorkerConfig
 from jm_nats.worker.engine import Engine
 from jm_nats.worker.execution import Ask, Executors
+from jm_nats.worker.gauges import WorkerGauges
 from jm_nats.worker.heartbeat import Heartbeat, pid_space
 from jm_nats.worker.neighbours import Neighbours
 from jm_nats.worker.orders import WorkerOrders
@@ -95,14 +99,18 @@ class Worker:
                 takes nothing more, its handlers are cancelled, nothing more is reported, and others may have its
                 buckets.
         """
+        set_group("worker", self.config.worker_id, self.app.cluster)
+        group = telemetry.Group(self.app.cluster, "worker", self.config.worker_id)
         async with AsyncExitStack() as stack:
+            gauges = stack.enter_context(measured(self.board, group, {"nats": NATS}))
+            stack.callback(lambda: list(telemetry.flush(group)))
+            WorkerGauges(self, lambda: self._parts).ask_with(gauges)
             link = await connect(self.app.nats_config(), client_name=f"jobmaster worker {self.config.worker_id}")
             stack.push_async_callback(link.close)
             await ensure_cluster_at_start(
                 link, self.app.names, replicas=self.config.replicas, lease_s=self.config.lease_s
             )
             await measure_clock(link, self.clock)
-            telemetry.refresh()
             await self._serve(link, stop, hurry or asyncio.Event())
 
     async def _serve(self, link: NatsLink, stop: asyncio.Event, hurry: asyncio.Event) -> None:
@@ -218,12 +226,12 @@ class Worker:
     async def _drained(self, parts: Parts, orders: WorkerOrders) -> bool:
         """Take no more. True once nothing runs, or when we are to stop; False when the order was taken back."""
         log.info("worker drains by order", extra={"running": parts.engine.running, "held": parts.engine.held})
-        await _within(FLUSH_TIMEOUT_S, parts.buckets.close_all(reason="drained by order"), "buckets not closed")
+        await _within(FLUSH_TIMEOUT_S, parts.buckets.close_all(reason="drained by order"), "close buckets")
         while orders.drain_asked and not orders.stop_asked.is_set():
             if not parts.engine.unreported() and not parts.adopter.draining:
                 return True
             if not parts.buckets.all_closed():
-                await _within(FLUSH_TIMEOUT_S, parts.buckets.close_all(reason="drained by order"), "buckets not closed")
+                await _within(FLUSH_TIMEOUT_S, parts.buckets.close_all(reason="drained by order"), "close buckets")
             await asyncio.sleep(POLL_S)
         if orders.stop_asked.is_set():
             return True
@@ -237,7 +245,7 @@ class Worker:
         engine, buckets = parts.engine, parts.buckets
         log.info("worker drains", extra={"running": engine.running, "held": engine.held})
         closing = asyncio.ensure_future(
-            _within(self._patience_s(parts), buckets.close_all(reason="its worker stops"), "buckets not closed")
+            _within(self._patience_s(parts), buckets.close_all(reason="its worker stops"), "close buckets")
         )
         await _running_end(engine, self.config.drain_timeout_s, hurry)
         if engine.ask(Ask.SHUTDOWN):
@@ -247,9 +255,9 @@ class Worker:
             engine.report_unended()
         await asyncio.wait({closing}, timeout=self._patience_s(parts))
         closing.cancel()
-        await _within(self._patience_s(parts), parts.adopter.finished(), "adopted buckets are left to others")
+        await _within(self._patience_s(parts), parts.adopter.finished(), "finish adopted buckets")
         # What is not flushed is unacked too: it comes back by the lost path. Never hang on a NATS that is away.
-        handed_over = await _within(self._patience_s(parts), buckets.leave_all(), "reports not flushed")
+        handed_over = await _within(self._patience_s(parts), buckets.leave_all(), "flush reports")
         self.board.ended()
         if not handed_over:
             parts.link.abandon()
@@ -333,12 +341,13 @@ async def _running_end(engine: Engine, patience_s: float, hurry: asyncio.Event) 
         await asyncio.sleep(POLL_S)
 
 
-async def _within(patience_s: float, work: Awaitable[None], otherwise: str) -> bool:
-    """Whether it was done."""
+async def _within(patience_s: float, work: Awaitable[None], step: str) -> bool:
+    """Whether it was done. What was not is what others do after our lease."""
     try:
         async with asyncio.timeout(patience_s):
             await work
     except (TimeoutError, AgentError) as error:
-        log.warning(otherwise, extra={"error": str(error) or f"no answer within {patience_s:g} s"})
+        problem = str(error) or f"no answer within {patience_s:g} s"
+        log.warning("a step of the stop was not finished", extra={"step": step, "problem": problem})
         return False
     return True

@@ -5,9 +5,11 @@ returns would keep the process from ever ending (BR-124). A thread cannot be sto
 """
 
 import asyncio
+import functools
 import queue
 import threading
 from collections.abc import Callable
+from contextvars import copy_context
 from typing import Any
 
 _Job = tuple[Callable[[], Any], asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
@@ -23,7 +25,10 @@ class DaemonPool:
         self._lock = threading.Lock()
 
     def run(self, function: Callable[[], Any]) -> "asyncio.Future[Any]":
-        """Start ``function`` on a thread at once; the future is its result or any exception, even ``SystemExit``."""
+        """Start ``function`` on a thread at once; the future is its result or any exception, even ``SystemExit``.
+
+        It sees the caller's context variables: the current span, and whose log lines it writes.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         with self._lock:
@@ -32,7 +37,7 @@ class DaemonPool:
             else:
                 self._threads += 1
                 threading.Thread(target=self._serve, name=f"jm-handler-{self._threads}", daemon=True).start()
-        self._jobs.put((function, loop, future))
+        self._jobs.put((functools.partial(copy_context().run, function), loop, future))
         return future
 
     def close(self) -> None:

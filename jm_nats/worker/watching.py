@@ -15,9 +15,11 @@ from jm_nats.connection import NatsLink, server_clock_offset
 from jm_nats.errors import AgentError
 from jm_nats.health import HealthBoard
 from jm_nats.kv import Changed, Removed, Snapshot
+from jm_nats.loop_lag import REFRESH_TICKS, note_lag
 from jm_nats.pace import tick, tick_s
 from jm_nats.provision import ensure_cluster
 from jm_nats.subjects import Names
+from jm_nats.troubles import trouble
 from jm_nats.worker.blocking import Culprit
 from jm_nats.worker.config import WorkerConfig
 from jm_nats.worker.parts import Parts
@@ -26,7 +28,6 @@ log = logging.getLogger("jobmaster.worker")
 
 TICK_S: Final = 1.0
 BLOCKED_S: Final = 1.0
-REFRESH_TICKS: Final = 10  # an SDK that is installed after the start is noticed so late
 CLOCK_CHECK_S: Final = 60.0
 CLOCK_SKEW_WARN_S: Final = 1.0
 ENSURE_AFTER_BEATS: Final = 3  # unconfirmed ones in a row, on a connection that is up: is the KV still there?
@@ -55,9 +56,12 @@ class LoopPulse:
             await asyncio.sleep(wait_s)
             self.last_tick_s = time.monotonic()
             self._ticks += 1
-            if self._ticks % REFRESH_TICKS == 0:  # dearer than all the rest of a tick
+            if self._ticks % REFRESH_TICKS == 0:
                 telemetry.refresh()
             self.lag_s = max(0.0, self.last_tick_s - before - wait_s)
+            note_lag(self.lag_s)
+            for _ in telemetry.flush(telemetry.current_group()):
+                await asyncio.sleep(0)
             if self.lag_s > BLOCKED_S:
                 self._say_it_turns()
 
@@ -65,8 +69,10 @@ class LoopPulse:
         name, self._name = self._name, ""
         extra: dict[str, object] = {"blocked_s": round(self.lag_s, 1)}
         if name:
-            text = "event loop was blocked; declare the handler sync or executor='process'"
-            log.warning(text, extra=extra | {"handler": name})
+            log.warning(
+                "event loop was blocked; declare the handler sync or executor='process'",
+                extra=extra | {"handler": name},
+            )
         else:
             log.warning("event loop stood still: the process was frozen, or the machine is overloaded", extra=extra)
 
@@ -78,6 +84,7 @@ class LoopPulse:
         name, where = self._culprit.find()
         if name:  # else we were frozen, or the machine is busy
             self._named_s, self._name = self.last_tick_s, name
+            telemetry.stalled("handler_blocks")
             log.warning(
                 "event loop is blocked: the handler does not await",
                 extra={"handler": name, "where": where, "for_s": round(late_s, 1)},
@@ -172,4 +179,4 @@ async def measure_clock(link: NatsLink, clock: CorrectedClock) -> None:
     measured = await server_clock_offset(link)
     clock.offset_s = measured.correction_s
     if abs(measured.offset_s) > CLOCK_SKEW_WARN_S:
-        log.warning("clock differs from NATS'; corrected for due times", extra={"offset_s": measured.offset_s})
+        trouble(log, "clock differs from NATS'; corrected for due times", {"offset_s": measured.offset_s})

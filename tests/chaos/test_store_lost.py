@@ -23,7 +23,7 @@ from tests.support.waiting import wait_until
 if TYPE_CHECKING:
     from tests.support.processes import JmProcess
 
-REFUSES: Final = "not leading:"
+REFUSES: Final = "not leading"
 NATS_EXIT: Final = 3
 PORT: Final = re.compile(r"health is served .*port=(\d+)")
 

@@ -66,6 +66,13 @@ def test_every_exit_code_has_its_meaning():
 
 
 BAD_INPUT = [
+    (["coordinator", "--otlp-endpoint", "collector:4318"], "like http://collector:4318"),
+    (["coordinator", "--otlp-endpoint", "http://u:sesame@[::1"], "no http(s) URL"),
+    (["coordinator", "--otlp-endpoint", "http://h:port"], "no http(s) URL"),
+    (["coordinator", "--otlp-endpoint", "http://h:4318/v1/traces"], "appended by itself"),
+    (["coordinator", "--prometheus-port", "70000"], "--prometheus-port"),
+    (["worker", "jm_cli.example:jm", "--processes", "3", "--prometheus-port", "65534"], "the limit is 65535"),
+    (["up", "--prometheus-port", "65535"], "the limit is 65535"),
     (["jobb"], "Did you mean 'job'"),
     (["job"], "jm job --help"),
     (["job", "list", "--limt", "3"], "--limt"),

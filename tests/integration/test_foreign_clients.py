@@ -7,21 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import shutil
-import subprocess
-import tempfile
 import uuid
-from contextlib import suppress
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from jm_core.model import Priority
 from jm_nats.subjects import Names
-from tests.support import wire_page
+from tests.support import node, wire_page
 from tests.support.processes import Cluster, temporary_cluster
 from tests.support.text_client import TextClient
 from tests.support.waiting import wait_until
@@ -29,11 +23,6 @@ from tests.support.wire_page import Received, Sent
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-# The last release that says it runs on Node 18 and 20.
-NPM_PACKAGES = ("@nats-io/transport-node", "@nats-io/jetstream")
-NPM_VERSION = "3.3.0"
-SYSTEM_AUTHORITIES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")  # Debian, Red Hat
-JS_TIMEOUT_S = 60.0
 GREET = {"handler": "greet", "args": {"name": "Ada"}}
 
 
@@ -233,54 +222,16 @@ async def test_a_wrong_question_gets_an_answer(cluster, client):
 
 
 @pytest.fixture(scope="module")
-def node_folder(request, tmp_path_factory) -> Path:
-    """A folder with the packages, kept in pytest's cache from run to run."""
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        pytest.skip("needs node and npm")
-    cache = getattr(request.config, "cache", None)  # there is none with `-p no:cacheprovider`
-    parent = cache.mkdir("nats-js") if cache else tmp_path_factory.mktemp("nats-js")
-    ready = parent / NPM_VERSION
-    if not ready.exists():
-        fresh = Path(tempfile.mkdtemp(dir=parent))
-        try:
-            options = ["--prefix", str(fresh), "--no-save", "--no-package-lock", "--no-audit", "--no-fund"]
-            command = ["npm", "install", *options, *(f"{name}@{NPM_VERSION}" for name in NPM_PACKAGES)]
-            subprocess.run(
-                command, cwd=fresh, check=True, capture_output=True, timeout=JS_TIMEOUT_S, env=npm_environment()
-            )
-            with suppress(OSError):  # another run was quicker
-                fresh.rename(ready)
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
-    return ready
-
-
-def npm_environment() -> dict[str, str]:
-    """As it is, and trusting what the system trusts, a company's own authority included (as uv does, pyproject.toml):
-    Node brings a list of its own, and in an empty environment nothing else tells it of the system's.
-    """
-    bundle = next((path for path in SYSTEM_AUTHORITIES if Path(path).exists()), None)
-    return {**({"NODE_EXTRA_CA_CERTS": bundle} if bundle else {}), **os.environ}
-
-
-@pytest.fixture(scope="module")
-def javascript(node_folder: Path, cluster: Cluster):
+def javascript(request, tmp_path_factory, cluster: Cluster):
     """Runs the page's program with Node; returns what it printed, a JSON value a line."""
+    folder = node.installed(request.config, tmp_path_factory)
     (block,) = wire_page.blocks("js")
-    folder = Path(tempfile.mkdtemp(dir=node_folder))
-    program = folder / "submit.mjs"
-    program.write_text(block.text)
 
     def run() -> list[object]:
-        env = {**os.environ, "JM_NATS_URL": cluster.nats_url, "JM_CLUSTER": cluster.name}
-        done = subprocess.run(
-            ["node", str(program)], env=env, capture_output=True, text=True, check=False, timeout=JS_TIMEOUT_S
-        )
-        assert done.returncode == 0, done.stderr
-        return [json.loads(line) for line in done.stdout.splitlines()]
+        said = node.run(folder, block.text, JM_NATS_URL=cluster.nats_url, JM_CLUSTER=cluster.name)
+        return [json.loads(line) for line in said.splitlines()]
 
-    yield run
-    shutil.rmtree(folder)
+    return run
 
 
 async def test_the_javascript_program_of_the_page_submits_and_gets_its_results(cluster, javascript):

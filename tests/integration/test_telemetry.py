@@ -62,21 +62,21 @@ async def test_every_attempt_is_linked_to_the_submit_that_asked_for_it(
     async with Cluster(nats_server.url, database, cluster_name) as cluster:
         await cluster.start_coordinator().wait_ready()
         said = await run_script(cluster)
-    submits = {span["id"]: span for span in said["spans"] if span["name"] == telemetry.SPAN_SUBMIT}
-    runs = [span for span in said["spans"] if span["name"] == telemetry.SPAN_PROCESS]
+    submits = {span["id"]: span for span in said["spans"] if span["kind"] == "PRODUCER"}
+    runs = [span for span in said["spans"] if span["kind"] == "CONSUMER"]
     assert len(submits) == 3
     assert {span["kind"] for span in submits.values()} == {"PRODUCER"}
     assert len(runs) == 6  # one, three, and one that failed and ran again
     for run in runs:
         submit = submits[run["parent"]]
         assert (run["kind"], run["trace"], run["links"]) == ("CONSUMER", submit["trace"], [submit["id"]])
-    attempts = sorted((r["jobmaster.attempt"], r["status"]) for r in runs if r["jobmaster.job.id"] == said["again"])
+    attempts = sorted((r["jobmaster.attempt"], r["status"]) for r in runs if r["messaging.message.id"] == said["again"])
     assert attempts == [(1, "ERROR"), (2, "UNSET")]
-    (lone,) = [run for run in runs if run["jobmaster.job.id"] == said["lone"]]
+    (lone,) = [run for run in runs if run["messaging.message.id"] == said["lone"]]
     (caller,) = [span for span in said["spans"] if span["name"] == "caller"]
     assert lone["trace"] == caller["trace"]
-    assert lone["jobmaster.bucket"].startswith("default-medium-")
-    assert {telemetry.METRIC_FINISHED, telemetry.METRIC_DURATION, telemetry.METRIC_START_DELAY} <= set(said["metrics"])
+    assert lone["messaging.destination.partition.id"].startswith("default-medium-")
+    assert {telemetry.names.ATTEMPTS.name, telemetry.names.START_LATENESS.name} <= set(said["metrics"])
 
 
 async def run_script(cluster: Cluster) -> dict[str, list[dict[str, object]]]:

@@ -118,7 +118,6 @@ ELEMENTS: Final = [
     *(BadJob(f"lane {name!r}", job(lane=name), "is not a valid name") for name in ("", "a.b", "*", ">", "a b", "ä")),
     BadJob("metadata of numbers", job(metadata={"a": 1}), "field 'metadata"),
     BadJob("metadata an array", job(metadata=[]), "field 'metadata'"),
-    BadJob("a trace that is none", job(trace="x"), "field 'trace'"),
     # No job at all.
     *(
         BadJob(f"a job that is {text}", text.encode(), "not a job")

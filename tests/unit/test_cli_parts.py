@@ -12,7 +12,7 @@ import pytest
 from jm_cli import redaction, render
 from jm_cli.exits import CliError, ExitCode, UsageError, exit_code_of, report
 from jm_cli.loading import load_app
-from jm_cli.logs import ConsoleFormatter, JsonFormatter
+from jm_cli.log_format import ConsoleFormatter, JsonFormatter
 from jm_cli.ndjson import BadLineError, read_jobs
 from jm_cli.piped import piped_in
 from jm_cli.plain_text import one_line

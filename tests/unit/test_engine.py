@@ -10,6 +10,7 @@ import re
 import sys
 import threading
 from collections import Counter
+from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 
 import anyio
@@ -20,7 +21,7 @@ from msgspec import Raw
 from jm_core import limits
 from jm_core.model import WEIGHTS, AttemptOutcome, Priority, ReturnReason
 from jm_core.wire import Finished, Progress, Quarantined, Returned, Started
-from jm_nats import JobMaster
+from jm_nats import JobMaster, log_context
 from jm_nats.context import JobContext, NoRetry, Retry
 from jm_nats.errors import AgentError
 from jm_nats.worker import engine as engine_module
@@ -1265,3 +1266,22 @@ async def test_a_bucket_that_is_somebody_else_s_is_forgotten_without_a_word(app)
     assert bench.engine.holds([("held", 1), ("runs", 1), ("mine", 1)]) == []
     assert bench.engine.held_of(lost) == []
     assert not kept.closed
+
+
+_note: ContextVar[str] = ContextVar("note", default="nothing")
+
+
+@scenario
+async def test_what_a_handler_sets_in_its_context_is_not_seen_by_the_next_one_in_its_slot(app):
+    seen = []
+
+    @app.handler("sets")
+    async def sets(value: str) -> None:
+        seen.append((_note.get(), log_context.facts().get("job_id")))
+        _note.set(value)
+
+    bench = Bench(app, slots=1)
+    runs = [bench.start("sets", {"value": f"of {number}"}) for number in range(3)]
+    await bench.until_ended(3)
+    assert seen == [("nothing", run.id) for run in runs]
+    assert log_context.facts() == {}
