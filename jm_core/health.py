@@ -119,6 +119,11 @@ class Verdict(Struct, frozen=True):
     reasons: tuple[str, ...] = ()  # the gravest first
 
 
+def stalled(condition: Condition) -> list[LoopState]:
+    """Loops that have not succeeded for too long."""
+    return [loop for loop in condition.loops if condition.now_s - loop.succeeded_s >= loop.limit_s]
+
+
 def judge(condition: Condition) -> Verdict:
     """How well the group is, with every reason against it.
 
@@ -128,13 +133,14 @@ def judge(condition: Condition) -> Verdict:
     if condition.halted is not None:
         return Verdict(Health.UNHEALTHY, (f"halted: {condition.halted}",))
     now_s = condition.now_s
-    stalled = [loop for loop in condition.loops if now_s - loop.succeeded_s >= loop.limit_s]
+    stand_still = stalled(condition)
     reasons = [
-        f"{loop.name}: no success for {now_s - loop.succeeded_s:.0f} s (limit {loop.limit_s:g} s)" for loop in stalled
+        f"{loop.name}: no success for {now_s - loop.succeeded_s:.0f} s (limit {loop.limit_s:g} s)"
+        for loop in stand_still
     ]
     reasons += [f"{loop.name} has stopped: {loop.reason}" for loop in condition.halted_loops]
     reasons += [f"{t.name}: {t.text} (for {max(0.0, now_s - t.since_s):.0f} s)" for t in condition.troubles]
-    if stalled:
+    if stand_still:
         return Verdict(Health.UNHEALTHY, tuple(reasons))
     return Verdict(Health.DEGRADED if reasons else Health.HEALTHY, tuple(reasons))
 

@@ -68,6 +68,7 @@ class Run(Struct, array_like=True, gc=False):
     metadata: dict[str, str] | None = None
     trace: str | None = None
     losses: int = 0  # workers that died with it; from the first on it is announced before it is called (DESIGN 7)
+    due_at_once: bool = False  # `run_at` is when it was submitted: for a measurement, nothing depends on it
 
 
 class Started(Struct, array_like=True, tag="s", gc=False):

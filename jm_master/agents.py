@@ -27,6 +27,7 @@ from jm_master.leadership import take_term
 from jm_master.queries import named
 from jm_master.registry_view import Elsewhere
 from jm_master.terms import LostTermError
+from jm_nats import telemetry
 
 if TYPE_CHECKING:
     from jm_core.ids import Term
@@ -80,6 +81,7 @@ class Agents:
         """
         while True:
             await self.look_once()
+            telemetry.duty_passed()
             await anyio.sleep(LOOK_S)
 
     async def look_once(self) -> None:

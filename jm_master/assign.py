@@ -15,6 +15,7 @@ from jm_master.dispatch_store import DUE, Window
 from jm_master.ledger import LATER_HORIZON_S
 from jm_master.save_store import TermLost
 from jm_master.terms import LostTermError
+from jm_nats import telemetry
 from jm_nats.crashpoints import reach
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class Assigner:
         while True:
             await self._reseed_when_quiet()
             left_over = await self.assign_once()
+            telemetry.duty_passed()
             if left_over:
                 await self._ledger.freed.wait(self._poll_s)
                 await anyio.sleep(PASS_GAP_S)

@@ -15,6 +15,7 @@ from jm_core.model import JobStatus
 from jm_master.ledger import LATER_HORIZON_S
 from jm_master.pg_errors import StoreUnavailableError
 from jm_master.wake import Wake
+from jm_nats import telemetry
 from jm_nats.crashpoints import reach
 from jm_nats.errors import AgentError, NoSuchStreamError
 
@@ -117,7 +118,9 @@ class Canceller:
     async def run(self) -> None:
         """Until cancelled: send what is to be sent, at once when there is something new."""
         while True:
-            if not await self.tell_once():
+            has_more = await self.tell_once()
+            telemetry.duty_passed()
+            if not has_more:
                 await self._wake.wait(RETELL_S)
 
     async def tell_once(self) -> bool:

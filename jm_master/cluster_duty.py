@@ -19,6 +19,7 @@ from jm_core import wire
 from jm_core.cluster import DEFAULT, KEY, ClusterSettings, changed, decode_settings
 from jm_master.queries import named
 from jm_master.terms import LostTermError
+from jm_nats import telemetry
 from jm_nats.connection import server_clock_offset
 from jm_nats.errors import AgentError
 
@@ -67,6 +68,7 @@ class ClusterDuty:
         """Follow what other agents' leaders write, and keep the KV true, until cancelled."""
         while True:
             await self.look_once()
+            telemetry.duty_passed()
             await anyio.sleep(POLL_S)
 
     async def look_once(self) -> None:

@@ -17,6 +17,7 @@ from jm_master.cancel import later_second
 from jm_master.control_store import UNKNOWN, Order
 from jm_master.pg_errors import RowRefusedError, StoreContentionError, StoreUnavailableError
 from jm_master.wake import Wake
+from jm_nats import telemetry
 from jm_nats.crashpoints import reach
 from jm_nats.errors import AgentError
 
@@ -160,6 +161,7 @@ class Control:
         """
         while True:
             orders = await self._database.ride_out(lambda: self.store.open_orders(OPEN_MAX))
+            telemetry.duty_passed()
             for order in orders:
                 await self._step(order)
                 await anyio.sleep(BATCH_GAP_S)

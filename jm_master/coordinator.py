@@ -25,15 +25,20 @@ from jm_master.leader import Leader
 from jm_master.leadership import Leadership
 from jm_master.migrate import migrate
 from jm_master.pg_errors import StoreUnavailableError
+from jm_master.postgres_pulse import NAME as POSTGRES
 from jm_master.postgres_pulse import CutOffError, PostgresPulse
 from jm_master.registry import Registry
 from jm_master.terms import LostTermError
 from jm_master.watch import Watch
+from jm_nats import telemetry
+from jm_nats.board_gauges import measured
 from jm_nats.connection import connect
 from jm_nats.errors import AgentUnavailableError, NoSuchStreamError
 from jm_nats.health import HealthBoard, describe
 from jm_nats.kv import CasKv
+from jm_nats.link_health import NAME as NATS
 from jm_nats.link_health import watch_link
+from jm_nats.loop_lag import watch_loop
 from jm_nats.provision import ensure_cluster, ensure_cluster_at_start
 from jm_nats.subjects import Names
 
@@ -83,6 +88,7 @@ class Coordinator:
         self.violation: AgentStoreChangedError | None = None  # why it must not lead
         self.on_violation: Callable[[AgentStoreChangedError | None], None] = lambda _: None  # None: it is over
         self._leadership: Leadership | None = None
+        self._leads = False  # now, with every duty running
         self._nats = nats
         self._postgres = postgres
         self._duties = Duties(self.board)
@@ -100,6 +106,7 @@ class Coordinator:
             InvariantViolatedError: fail-stop; the board says why.
         """
         async with AsyncExitStack() as stack:
+            self._measure(stack)
             link = await connect(self._nats, client_name=f"jobmaster coordinator {self.holder}")
             stack.push_async_callback(link.close)
             # Refused settings end us here.
@@ -108,6 +115,7 @@ class Coordinator:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._cancel_when, stop, link, tasks.cancel_scope)
                 tasks.start_soon(watch_link, link, self.board)
+                tasks.start_soon(watch_loop, self.board.verdict)
                 await self._prepare_schema(database)
                 pulse = PostgresPulse(database, self.board, patience_s=self.config.postgres_patience_s)
                 tasks.start_soon(pulse.run)
@@ -123,6 +131,12 @@ class Coordinator:
                 self.ready.set()
                 log.info("coordinator ready", extra={"coordinator": self.holder})
                 await self._lead_again_and_again(link, database, store, watch, pulse)
+
+    def _measure(self, stack: AsyncExitStack) -> None:
+        group = telemetry.Group(self.names.cluster, "coordinator", agent=self.config.agent)
+        stores = {"nats": NATS, "postgres": POSTGRES}
+        gauges = stack.enter_context(measured(self.board, group, stores))
+        gauges.ask(telemetry.names.LEADER, lambda: int(self._leads))
 
     async def _ensure_cluster(self, link: NatsLink) -> None:
         await ensure_cluster(link, self.names, lease_s=self.config.lease_s, replicas=self.config.replicas)
@@ -236,9 +250,14 @@ class Coordinator:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(leadership.keep, tasks.cancel_scope.cancel)
                 tasks.start_soon(pulse.raise_when_cut_off)
-                await leader.run(self.holder, self.leading)
+                await leader.run(self.holder, self._begins_to_lead)
         finally:
+            self._leads = False
             await leadership.resign()
+
+    def _begins_to_lead(self) -> None:
+        self._leads = True
+        self.leading.set()
 
     def _new_leadership(self, link: NatsLink) -> Leadership:
         return Leadership(

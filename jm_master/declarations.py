@@ -22,6 +22,7 @@ from jm_master.pg_errors import RowRefusedError, StoreMisconfiguredError
 from jm_master.schedule_rows import shown_spec_of
 from jm_master.schedule_store import ScheduleWrite
 from jm_master.terms import LostTermError
+from jm_nats import telemetry
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -87,6 +88,7 @@ class Declarations:
         await self._database.ride_out(lambda: self._store.forget(FORGET_S))
         while True:
             await self.look_once(now_s=time.monotonic())
+            telemetry.duty_passed()
             await anyio.sleep(pass_s)
 
     async def look_once(self, *, now_s: float) -> None:

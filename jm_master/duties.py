@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from jm_core.health import Invariant
 from jm_master.leadership import Terms
 from jm_master.terms import LostTermError
+from jm_nats import telemetry
 from jm_nats.health import describe
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class Duties:
 
     async def run(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         """``work``; what it raises is noted under its name. To lose the term is no failure."""
+        telemetry.enter_duty(name)
         try:
             await work()
         except Exception as error:

@@ -69,12 +69,10 @@ class FallbackDuty:
 
     async def run(self) -> None:
         """Until cancelled."""
-        try:
-            while True:
-                await self.look_once(now_s=time.monotonic())
-                await anyio.sleep(min(PASS_MAX_S, self._threshold_s / 10))
-        finally:
-            telemetry.kinds_unserved(0)  # from here on the next leader counts them
+        while True:
+            await self.look_once(now_s=time.monotonic())
+            telemetry.duty_passed()
+            await anyio.sleep(min(PASS_MAX_S, self._threshold_s / 10))
 
     async def look_once(self, *, now_s: float) -> None:
         """One pass. Postgres being away holds it up: nothing can be assigned then anyway."""
@@ -83,6 +81,7 @@ class FallbackDuty:
             # That nobody was seen while we could not see says nothing about who serves what; and where nothing is to
             # start, nobody needs to serve it.
             self._since_s, self._unserved = {}, []
+            telemetry.kinds_unserved(0)
             return
         picture, elsewhere = self._view.picture(), self._view.elsewhere
         others = elsewhere.neighbours

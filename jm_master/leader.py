@@ -13,13 +13,13 @@ from jm_master.leadership import take_term
 from jm_master.ledger import LATER_HORIZON_S, Ledger
 from jm_master.reconcile import follow_hints
 from jm_master.wiring import Wiring
+from jm_nats import telemetry
 from jm_nats.provision import delete_consumer, ensure_cluster
 from jm_nats.publisher import JetPublisher
 from jm_nats.pull import PullReader
 from jm_nats.subjects import PENDING_CONSUMER, RECORDER_CONSUMER
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Awaitable, Callable
 
     from jm_master.agent_store import AgentStore
@@ -60,8 +60,8 @@ class Leader:
         self._duties = duties
         self._ledger = Ledger(registry.view)
 
-    async def run(self, holder: str, leading: asyncio.Event) -> None:
-        """Lead until cancelled. ``leading`` is set when every duty runs.
+    async def run(self, holder: str, on_leading: Callable[[], None]) -> None:
+        """Lead until cancelled. ``on_leading`` is called when every duty runs.
 
         Raises:
             LostTermError, AgentError, StoreUnavailableError: a duty could not go on.
@@ -72,6 +72,8 @@ class Leader:
         self._duties.terms.latest = term
         await self._agent_store.settle(term)
         async with AsyncExitStack() as stack:
+            gauges = stack.enter_context(telemetry.Gauges(telemetry.current_group()))
+            telemetry.enter_term(gauges)
             publisher = await stack.enter_async_context(JetPublisher(self._link))
             wired = Wiring(
                 self._config,
@@ -83,12 +85,13 @@ class Leader:
                 ledger=self._ledger,
                 publisher=publisher,
                 term=term,
+                gauges=gauges,
             )
             await self._look_around(wired)
             await self._take_consumers()
             pending = await stack.enter_async_context(self._pending())
             events = await stack.enter_async_context(self._events())
-            await self._serve(wired, pending, events, partial(self._lead, holder, leading, wired))
+            await self._serve(wired, pending, events, partial(self._lead, holder, on_leading, wired))
 
     async def _look_around(self, wired: Wiring) -> None:
         """What has to be known before the first job is saved or assigned."""
@@ -118,6 +121,7 @@ class Leader:
             "reconciler": reconciler.run,
             "planner": wired.planner().run,
             "declarations": wired.declarations().run,
+            "queue look": wired.queue_look().run,
             "hints": partial(follow_hints, self._link, self._names, reconciler),
         }
         async with anyio.create_task_group() as tasks:
@@ -126,10 +130,10 @@ class Leader:
             await tasks.start(wired.service(fallback, control, retainer).run)
             on_leading()
 
-    def _lead(self, holder: str, leading: asyncio.Event, wired: Wiring) -> None:
+    def _lead(self, holder: str, on_leading: Callable[[], None], wired: Wiring) -> None:
         log.info("leading", extra={"holder": holder, "term": wired.term})
         self._duties.all_run()
-        leading.set()
+        on_leading()
 
     async def _take_consumers(self) -> None:
         """Make the two consumers anew.

@@ -26,6 +26,7 @@ from jm_master.pg_errors import RowRefusedError
 from jm_master.queries import named
 from jm_master.record_store import held_of
 from jm_master.terms import LostTermError
+from jm_nats import telemetry
 from jm_nats.crashpoints import reach
 from jm_nats.errors import AgentError
 from jm_nats.provision import delete_bucket, delete_consumer
@@ -96,6 +97,7 @@ class Undertaker:
             while True:
                 await self._registry.attention.wait(self._watch.sweep_s)
                 await self.look_once()
+                telemetry.duty_passed()
 
     async def _look_for_strays(self) -> None:
         while True:
@@ -198,18 +200,25 @@ class Undertaker:
         marked = await self._registry.change(bucket, mark)
         if marked is not None:
             log.info("bucket lost", extra={"bucket": bucket, "worker": marked.opener, "reason": marked.reason})
+            telemetry.bucket_lost()
             reach("lost.after_mark")
 
     async def _drain_by_self(self, bucket: str) -> None:
+        lost_at = time.time()
+
         def take(record: BucketRecord) -> BucketRecord | None:
+            nonlocal lost_at
             if record.status not in ADOPTABLE:
                 return None  # a worker was quicker
+            lost_at = record.changed_at
             return adopted(record, worker=HOLDER, incarnation=f"term-{self._term}", now_s=time.time())
 
         record = await self._registry.change(bucket, take)
         if record is not None:
             log.debug("no worker drains it, the record does", extra={"bucket": bucket, "worker": record.opener})
             await self._carry_out(record)
+            if record.was_lost:
+                telemetry.bucket_drained(time.time() - lost_at)
 
     async def _carry_out(self, record: BucketRecord) -> None:
         await self._bury(record, "lost" if record.was_lost else "drained")

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from jm_nats import telemetry
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -33,6 +35,7 @@ class Outbox:
         """First all that is there, whatever its age: we lead now, so nobody else will send it."""
         await self._sweep(age_s=0.0)
         while True:
+            telemetry.duty_passed()
             await anyio.sleep(SWEEP_S)
             # A younger row may belong to a batch of ours that is just being sent.
             await self._sweep(age_s=self._age_s)

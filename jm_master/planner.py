@@ -14,6 +14,7 @@ import anyio
 import anyio.lowlevel
 
 from jm_core import limits
+from jm_core.api_schedules import SkipReason
 from jm_core.ids import occurrence_id
 from jm_core.intake import ClusterDefaults
 from jm_core.planning import COUNT_MAX, Reach, decide, due_at, reach_for
@@ -104,9 +105,12 @@ class Planner:
         """
         while True:
             if not self._may_plan():  # what is missed meanwhile each schedule's misfire policy decides about
+                telemetry.duty_passed()
                 await self._wake.wait(self._idle_s)
                 continue
-            if looked_at := await self.plan_once():
+            looked_at = await self.plan_once()
+            telemetry.duty_passed()
+            if looked_at:
                 await anyio.sleep(GAP_S if looked_at < BATCH_MAX else 0)
                 continue
             look = await self._database.ride_out(self._store.next_look)
@@ -168,6 +172,7 @@ class Planner:
             raise LostTermError(self._term)
         reach("plan.after_commit")
         telemetry.jobs_planned(len(answer.made))
+        _count_skips([batch[place] for place in answer.applied], answer.made)
         if any(planned.due and min(planned.due) <= self._soon for planned in batch):
             self._assign.set()
 
@@ -186,3 +191,12 @@ class Planner:
         telemetry.schedule_disabled()
         if not await self._database.ride_out(lambda: self._store.disable(name, plan_no, text)):
             raise LostTermError(self._term)
+
+
+def _count_skips(applied: Sequence[Planned], made: frozenset[str]) -> None:
+    """By plan; an instant that met a job with its unique key was planned, and is a skip all the same."""
+    for planned in applied:
+        for skip in planned.plan.skips:
+            telemetry.instants_skipped(planned.name, skip.reason.value, skip.count)
+        if planned.job.unique_key is not None and (missed := len(set(planned.ids) - made)):
+            telemetry.instants_skipped(planned.name, SkipReason.DUPLICATE.value, missed)

@@ -23,6 +23,7 @@ from jm_master.applied import events_recorded
 from jm_master.queries import named
 from jm_master.record_store import held_of
 from jm_master.wake import Wake
+from jm_nats import telemetry
 from jm_nats.errors import AgentError, NoSuchConsumerError, NoSuchStreamError
 from jm_nats.subjects import RUN_CONSUMER
 
@@ -90,6 +91,7 @@ class Reconciler:
                 await self._pass(self._buckets(), is_hint=False)
                 next_s = time.monotonic() + self._reconcile_s
             await self._pass([bucket for bucket in self._buckets() if bucket.bucket in self._hinted], is_hint=True)
+            telemetry.duty_passed()
             wait_s = max(0.0, next_s - time.monotonic())
             await self._wake.wait(min(wait_s, HINT_GAP_S) if self._hinted else wait_s)
 

@@ -27,7 +27,7 @@ from jm_master.save_store import TermLost
 from jm_master.terms import LostTermError
 from jm_nats import telemetry
 from jm_nats.crashpoints import reach
-from jm_nats.pull import ack
+from jm_nats.pull import ack, meta
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -108,6 +108,8 @@ class Recorder:
             await self._record_progress(batch, events.progress)
         if batch.refusals:
             await self._database.ride_out(lambda: self._store.reject(batch.refusals))
+        _measure(batch)
+        telemetry.duty_passed()
         reach("recorder.after_commit")
         for message in batch.messages:
             ack(message)
@@ -272,6 +274,13 @@ class Recorder:
         some, at = [end for end, _ in refused], [place for _, place in refused]
         answer = await self._ride_out(lambda: self._cancels.end_cancelled(some, at, batch.workers, batch.buckets))
         return frozenset(end.id for end in some) if answer.applied is None else answer.applied
+
+
+def _measure(batch: Batch) -> None:
+    if telemetry.Active.metering:
+        items = sum(len(report.events) for report in batch.reports) + len(batch.refusals)
+        oldest_s = min((meta(message).timestamp_ns / 1e9 for message in batch.messages), default=time.time())
+        telemetry.batch_committed("record", items, oldest_s)
 
 
 def _run_s(end: wire.Finished | End) -> float | None:

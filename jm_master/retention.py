@@ -70,7 +70,7 @@ class Retainer:
                 pause_s = await self.step_once()
                 self._problem = None
                 self._looked_at = datetime.now(UTC)
-                telemetry.retention_looked(self._looked_at.timestamp())
+                telemetry.duty_passed()
             except LostTermError:
                 raise
             except (StoreUnavailableError, StoreContentionError) as error:

@@ -115,6 +115,8 @@ def encode_runs(part: Part, queued_at: Sequence[float]) -> bytes:
                 job.timeout_s,
                 job.metadata,
                 job.trace,
+                0,
+                job.run_at is None,
             )
             for job, message in zip(group.jobs[part.lo : part.hi], group.messages[part.lo : part.hi], strict=True)
         ]

@@ -27,6 +27,7 @@ from jm_master.outbox import Outbox
 from jm_master.placer import Placer
 from jm_master.plan_store import PlanStore
 from jm_master.planner import Planner
+from jm_master.queue_look import QueueLook
 from jm_master.recall import Recaller
 from jm_master.reconcile import Reconciler, Wired
 from jm_master.record_store import RecordStore
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from jm_nats.publisher import JetPublisher
     from jm_nats.pull import PullReader
     from jm_nats.subjects import Names
+    from jm_nats.telemetry import Gauges
 
 
 class Wiring:
@@ -77,7 +79,9 @@ class Wiring:
         ledger: Ledger,
         publisher: JetPublisher,
         term: Term,
+        gauges: Gauges,
     ) -> None:
+        self.gauges = gauges
         self.config = config
         self.names = names
         self.link = link
@@ -249,6 +253,9 @@ class Wiring:
         retention = parse_retention(self.config.retention)
         store = RetentionStore(self.database, self.term, retention)
         return Retainer(store, retention, elsewhere=self.retaining_elsewhere)
+
+    def queue_look(self) -> QueueLook:
+        return QueueLook(self.link, self.names, self.database, self.view, self.gauges)
 
     def service(self, fallback: FallbackDuty, control: Control, retainer: Retainer) -> Service:
         store = JobStore(self.database)

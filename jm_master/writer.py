@@ -87,7 +87,8 @@ class Writer:
         work = Work(batch, [submitted.queued_at for submitted in batch])
         await self._saver.save(work, accepted(batch), refusals_of(batch))
         self._saved_at_s = time.monotonic()
-        _count(work)
+        _measure(work)
+        telemetry.duty_passed()
         reach("writer.after_commit")
         await self._saver.send(work)
         reach("writer.after_publish")
@@ -129,8 +130,11 @@ class Writer:
                 await self._saver.save(Work(), [], [])
 
 
-def _count(work: Work) -> None:
+def _measure(work: Work) -> None:
+    if not telemetry.Active.metering:
+        return
     jobs = sum(len(submitted.parsed) for submitted in work.batch)
     refused = sum(1 for submitted in work.batch for job in submitted.parsed if type(job) is Rejection)
     rejected, duplicates = refused + len(work.fates.refused), len(work.fates.duplicates)
+    telemetry.batch_committed("save", jobs, min(work.queued_at, default=time.time()))
     telemetry.jobs_saved(jobs - rejected - duplicates, rejected=rejected, duplicates=duplicates)

@@ -1,6 +1,7 @@
 """The producer's API: submit jobs, get receipts, wait for results. Needs NATS only, never Postgres."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from itertools import islice
@@ -234,6 +235,7 @@ class _Open:
         self._subject = client.names.submit
         self._publisher = JetPublisher(link)
         self._receipts = ReceiptInbox(link, client.receipt_timeout_s)
+        self._submits = telemetry.Submits(client.names.cluster)
         self.queued = Packer(self._send_queued)
         self._recorded = Packer(self._publish_recorded)
 
@@ -243,9 +245,23 @@ class _Open:
         return answer
 
     async def _send_queued(self, data: bytes, jobs: Sequence[Submission]) -> None:
-        await self._publish(data, _message_id(jobs))
+        await self._publish(data, jobs, _message_id(jobs))
 
-    async def _publish(self, data: bytes, msg_id: str, headers: dict[str, str] | None = None) -> None:
+    async def _publish(
+        self, data: bytes, jobs: Sequence[Submission], msg_id: str, headers: dict[str, str] | None = None
+    ) -> None:
+        if not telemetry.Active.metering:
+            await self._publish_plainly(data, msg_id, headers)
+            return
+        began_s = time.monotonic()
+        try:
+            await self._publish_plainly(data, msg_id, headers)
+        except Exception as error:
+            self._submits.ended(len(jobs), time.monotonic() - began_s, error)
+            raise
+        self._submits.ended(len(jobs), time.monotonic() - began_s)
+
+    async def _publish_plainly(self, data: bytes, msg_id: str, headers: dict[str, str] | None) -> None:
         try:
             await self._publisher.publish(self._subject, data, msg_id=msg_id, headers=headers)
         except NoSuchStreamError:
@@ -262,7 +278,7 @@ class _Open:
             # Not the job's id alone: of a job that is submitted again JetStream would drop the message, and then
             # nobody would answer. The primary key finds the duplicate, and the writer says so.
             msg_id = f"{_message_id(jobs)} {expected.subject}"
-            await self._publish(data, msg_id, headers)
+            await self._publish(data, jobs, msg_id, headers)
             try:
                 answers = await expected.answer()
             except TimeoutError:
@@ -280,7 +296,7 @@ class _Open:
             return await self.send_chunk(chunk[:half], wait) + await self.send_chunk(chunk[half:], wait)
         if wait == "recorded":
             return [_receipt(answer) for answer in await self._publish_recorded(data, chunk)]
-        await self._publish(data, _message_id(chunk))
+        await self._publish(data, chunk, _message_id(chunk))
         status = ReceiptStatus.QUEUED
         return [Receipt(job.id or "", status) for job in chunk]
 

@@ -9,7 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from jm_core.errors import JmError
-from jm_core.health import Condition, GroupReport, HaltedLoop, LoopState, Trouble, Verdict, judge
+from jm_core.health import Condition, GroupReport, HaltedLoop, LoopState, Trouble, Verdict, judge, stalled
 from jm_nats import telemetry
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ class HealthBoard:
         self._loops: dict[str, LoopState] = {}
         self._halted_loops: dict[str, HaltedLoop] = {}
         self._violations: Counter[str] = Counter()
+        self._stalled: frozenset[str] = frozenset()
+        self.group = telemetry.Group("", kind)  # whose measurements ours are
 
     # -- what loops say
 
@@ -90,7 +92,8 @@ class HealthBoard:
         with self._lock:
             self._violations[invariant.value] += 1
             first = self._violations[invariant.value] == 1
-        telemetry.invariant_violated(invariant.value, self.kind)
+        with telemetry.as_group(self.group):
+            telemetry.invariant_violated(invariant.value)
         if first:
             facts = {"invariant": invariant.value, "meaning": invariant.meaning, "detail": detail, "group": self.name}
             log.error("invariant violated", extra=facts)
@@ -112,9 +115,22 @@ class HealthBoard:
     def is_halted(self) -> bool:
         return self._halted is not None
 
+    def is_in_trouble(self, name: str) -> bool:
+        return name in self._troubles
+
     def verdict(self) -> Verdict:
-        """For the heartbeat."""
-        return judge(self._condition())
+        """For the heartbeat, which comes by often enough to notice every stall."""
+        condition = self._condition()
+        self._count_stalls(condition)
+        return judge(condition)
+
+    def _count_stalls(self, condition: Condition) -> None:
+        """Each once, until its loop has succeeded again."""
+        names = frozenset(loop.name for loop in stalled(condition))
+        for _ in names - self._stalled:
+            with telemetry.as_group(self.group):
+                telemetry.stalled("no_progress")
+        self._stalled = names
 
     def report(self) -> GroupReport:
         """For the health port."""

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, Self
 import anyio
 from nats import errors
 
+from jm_nats import telemetry
 from jm_nats.acks import Meta, ack, ack_sync, keep_alive, meta, nak, term
 from jm_nats.errors import (
     AgentError,
@@ -118,7 +119,7 @@ class PullReader:
         self._inbox = ""
         self._pull: _Pull | None = None
         self._pulls = 0
-        self._heard_at = 0.0
+        self._heard_at = self._asked_at = self._taken_at = self._loop.time()
         self._paused = False
         self._stale = False  # the inbox is to be replaced: an old request may still stand behind it
         self._in_doubt = False
@@ -132,6 +133,14 @@ class PullReader:
     def buffered(self) -> int:
         """Messages here, not yet taken."""
         return len(self._buffer)
+
+    @property
+    def unheard_s(self) -> float:
+        """Since NATS last answered a pull, with a message or a sign of life; since the last ``take`` while nothing is
+        asked for, because there is no room. From any thread.
+        """
+        asks = self._pull is not None or self._has_room()
+        return max(0.0, self._loop.time() - (self._heard_at if asks else self._taken_at))
 
     @property
     def paused(self) -> bool:
@@ -168,6 +177,7 @@ class PullReader:
             self._arrived.clear()
             await self._arrived.wait()
         messages = self._pop(max_messages)
+        self._taken_at = self._loop.time()
         if self._pull is None and self._has_room():
             self._wake.set()
         return messages
@@ -322,15 +332,21 @@ class PullReader:
                 log.debug("pull of %s/%s: %s", self.stream, self.consumer, problem)
                 self._turned_away(in_doubt=False)
 
+    @property
+    def _sign_at(self) -> float:
+        """Since when an answer is due."""
+        return max(self._heard_at, self._asked_at)
+
     async def _until_woken(self) -> None:
         """Sleep until there is something to do, or the server has been silent for too long."""
         listening = self._pull is not None and self.link.connected
         try:
-            async with asyncio.timeout_at(self._heard_at + self._silence_s if listening else None):
+            async with asyncio.timeout_at(self._sign_at + self._silence_s if listening else None):
                 await self._wake.wait()
         except TimeoutError:
-            if self._loop.time() - self._heard_at >= self._silence_s:
+            if self._loop.time() - self._sign_at >= self._silence_s:
                 log.info("pull of %s/%s: no heartbeat, asking anew", self.stream, self.consumer)
+                telemetry.stalled("pull")
                 self._in_doubt = self._stale = True
         self._wake.clear()
 
@@ -370,7 +386,7 @@ class PullReader:
         messages, max_bytes = self.batch - len(self._buffer), self.max_bytes - self._buffered_bytes
         body = {"batch": 1} if self._alone else {"batch": messages, "max_bytes": max_bytes}
         self._pull = _Pull(f".{self._pulls}", body["batch"], max_bytes)
-        self._heard_at = self._loop.time()
+        self._asked_at = self._loop.time()
         request = json.dumps(self._request | body).encode()
         await self.link.nc.publish(self._subject, request, reply=f"{self._inbox}.{self._pulls}")
 

@@ -1,92 +1,223 @@
-"""Measurements: one function per event."""
+"""Measurements: one function per event. Whose it is comes from the task that calls (``enter_group``)."""
 
-from opentelemetry import metrics
+from __future__ import annotations
 
-from jm_nats.telemetry.names import (
-    METRIC_DISABLED,
-    METRIC_DISPATCHED,
-    METRIC_DUPLICATES,
-    METRIC_DURATION,
-    METRIC_FINISHED,
-    METRIC_PLANNED,
-    METRIC_PLANNER_LAG,
-    METRIC_REJECTED,
-    METRIC_REMOVED,
-    METRIC_RETENTION_LOOKED,
-    METRIC_SAVED,
-    METRIC_STALE,
-    METRIC_START_DELAY,
-    METRIC_UNSERVED,
-    METRIC_VIOLATIONS,
-)
+import time
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-_meter = metrics.get_meter("jobmaster")
-_finished = _meter.create_counter(METRIC_FINISHED, "{attempt}", "Attempts ended, by outcome, handler, lane")
-_duration = _meter.create_histogram(METRIC_DURATION, "s", "Run time of attempts")
-_start_delay = _meter.create_histogram(METRIC_START_DELAY, "s", "From the due time to the start of the handler")
-_saved = _meter.create_counter(METRIC_SAVED, "{job}", "Jobs committed to the master")
-_rejected = _meter.create_counter(METRIC_REJECTED, "{job}", "Jobs refused by the writer")
-_duplicates = _meter.create_counter(METRIC_DUPLICATES, "{job}", "Submissions of a job that was already there")
-_dispatched = _meter.create_counter(METRIC_DISPATCHED, "{job}", "Jobs put into buckets")
-_stale = _meter.create_counter(METRIC_STALE, "{outcome}", "Outcomes refused by the dispatch fence")
-_unserved = _meter.create_gauge(METRIC_UNSERVED, "{kind}", "Lane, priority and handler with due jobs and no worker")
-_removed = _meter.create_counter(METRIC_REMOVED, "{job}", "Ended jobs removed by retention")
-_looked = _meter.create_gauge(METRIC_RETENTION_LOOKED, "s", "When retention last worked without an error, Unix time")
-_violations = _meter.create_counter(METRIC_VIOLATIONS, "{violation}", "Invariants found broken, by name")
-_planned = _meter.create_counter(METRIC_PLANNED, "{job}", "Jobs made by schedules")
-_planner_lag = _meter.create_histogram(METRIC_PLANNER_LAG, "s", "How late after its time a schedule was looked at")
-_disabled = _meter.create_counter(METRIC_DISABLED, "{schedule}", "Schedules disabled because they could not be planned")
+from jm_core.health import Invariant
+from jm_nats.telemetry import names
+from jm_nats.telemetry.active import Active
+from jm_nats.telemetry.instruments import Gauges, Group, as_group, bounded, counter, current_group, histogram
+
+if TYPE_CHECKING:
+    from jm_nats.telemetry.instruments import Attributes, Part, Sampled
+
+SYSTEM: Final = (names.SYSTEM, "jobmaster")
+SUBMIT: Final = (SYSTEM, (names.OPERATION, "submit"))
+RECEIVE: Final = (SYSTEM, (names.OPERATION, "receive"))
+PROCESS: Final = (SYSTEM, (names.OPERATION, "process"))
+STALL_KINDS: Final = ("loop", "handler_blocks", "heartbeat_withheld", "pull", "no_progress")
 
 
-def attempt_ended(handler: str, lane: str, outcome: str, *, run_s: float, start_delay_s: float) -> None:
-    attributes = {"handler": handler, "lane": lane, "outcome": outcome}
-    _finished.add(1, attributes)
-    _duration.record(run_s, attributes)
-    _start_delay.record(max(start_delay_s, 0.0), {"handler": handler, "lane": lane})
+def route(lane: str, priority: str) -> Attributes:
+    return (names.LANE, bounded(names.LANE, lane)), (names.PRIORITY, priority)
+
+
+# -- the client's
+
+
+class Submits:
+    """Of one client, which may live for a single submit: nothing of it is kept. Called per message, not per job."""
+
+    def __init__(self, cluster: str) -> None:
+        self._group = Group(cluster, "")
+        self._durations: dict[Attributes, Sampled] = {}
+
+    def ended(self, jobs: int, took_s: float, error: BaseException | None = None) -> None:
+        attributes: Attributes = SUBMIT
+        if error is not None:
+            attributes = (*SUBMIT, (names.ERROR_TYPE, bounded(names.ERROR_TYPE, type(error).__qualname__)))
+        with as_group(self._group):  # a client in a handler serves its own cluster
+            counter(names.SENT).add(jobs, attributes)
+            duration = self._durations.get(attributes)
+            if duration is None:
+                duration = self._durations[attributes] = histogram(names.SUBMIT_DURATION).sampled(attributes)
+        duration.record(took_s)
+
+
+# -- the worker's
+
+
+class _Attempts(NamedTuple):
+    ended: Part
+    run_s: Sampled
+
+
+class _Starts(NamedTuple):
+    lateness_s: Sampled
+    latency_s: Sampled
+
+
+_attempts: Final[dict[tuple[object, ...], _Attempts]] = {}
+_starts: Final[dict[tuple[object, ...], _Starts]] = {}
+
+
+def attempt_started(lane: str, priority: str, *, late_s: float, was_due_at_once: bool) -> None:
+    """Args: was_due_at_once: and this is its first start, so that its due time is when it was submitted."""
+    key = (current_group(), lane, priority)
+    starts = _starts.get(key)
+    if starts is None:
+        attributes = route(lane, priority)
+        late, latency = histogram(names.START_LATENESS), histogram(names.START_LATENCY)
+        starts = _starts[key] = _Starts(late.sampled(attributes), latency.sampled(attributes))
+    starts.lateness_s.record(late_s)
+    if was_due_at_once:
+        starts.latency_s.record(late_s)
+
+
+def attempt_ended(handler: str, lane: str, priority: str, outcome: str, *, run_s: float, error_type: str = "") -> None:
+    """Once a job: what it needs is looked up, not made."""
+    if error_type:
+        error_type = bounded(names.ERROR_TYPE, error_type)
+    key = (current_group(), handler, lane, priority, outcome, error_type)
+    attempts = _attempts.get(key) or _make_attempts(key, handler, route(lane, priority), outcome, error_type)
+    attempts.ended.count += 1
+    attempts.run_s.record(run_s)
+
+
+def _make_attempts(key: tuple[object, ...], handler: str, on: Attributes, outcome: str, error_type: str) -> _Attempts:
+    attributes = ((names.HANDLER, bounded(names.HANDLER, handler)), *on, (names.OUTCOME, outcome))
+    if error_type:
+        attributes = (*attributes, (names.ERROR_TYPE, error_type))
+    ended = counter(names.ATTEMPTS).part(attributes)
+    run_s = histogram(names.PROCESS_DURATION).sampled((*PROCESS, *attributes))
+    made = _attempts[key] = _Attempts(ended, run_s)
+    return made
+
+
+def jobs_taken(count: int, lane: str, priority: str) -> None:
+    """Per message."""
+    if Active.metering:
+        counter(names.CONSUMED).add(count, RECEIVE + route(lane, priority))
+
+
+def job_quarantined(lane: str, priority: str) -> None:
+    counter(names.QUARANTINED).add(1, route(lane, priority))
+
+
+def heartbeat_acknowledged(late_s: float) -> None:
+    histogram(names.HEARTBEAT_LATENESS).record(late_s)
+
+
+def bucket_drained(since_lost_s: float) -> None:
+    histogram(names.ADOPTION_DURATION).record(since_lost_s)
+
+
+# -- of both
+
+
+def loop_lagged(seconds: float) -> None:
+    histogram(names.LOOP_LAG).record(seconds)
+
+
+def stalled(kind: str) -> None:
+    counter(names.STALLS).add(1, ((names.STALL, kind),))
+
+
+def invariant_violated(invariant: str) -> None:
+    counter(names.VIOLATIONS).add(1, ((names.INVARIANT, invariant),))
+
+
+def show_zeros(role: str) -> None:
+    """What alerts ask for is there before it happens first: an increase from nothing is none that Prometheus sees."""
+    for kind in STALL_KINDS:
+        counter(names.STALLS).add(0, ((names.STALL, kind),))
+    for invariant in Invariant:
+        counter(names.VIOLATIONS).add(0, ((names.INVARIANT, invariant.value),))
+    if role == "coordinator":
+        for spec in (names.LEADERSHIP_CHANGES, names.BUCKETS_LOST, names.STALE, names.REJECTED, names.DISABLED):
+            counter(spec).add(0)
+
+
+# -- the leader's
+
+_leading: Final[ContextVar[Gauges | None]] = ContextVar("jobmaster_leading", default=None)
+_duty: Final[ContextVar[str]] = ContextVar("jobmaster_duty", default="")
+
+
+def enter_term(gauges: Gauges) -> None:
+    """What this task and those it starts say as the leader is said by ``gauges``, and gone with it."""
+    _leading.set(gauges)
+    counter(names.LEADERSHIP_CHANGES).add(1)
+
+
+def enter_duty(name: str) -> None:
+    _duty.set(name)
+
+
+def duty_passed(duty: str = "") -> None:
+    """A pass of the duty that calls has succeeded."""
+    gauges = _leading.get()
+    if gauges is not None and Active.metering:
+        gauges.say(names.DUTY_SUCCEEDED, time.time(), ((names.DUTY, duty or _duty.get()),))
+
+
+def kinds_unserved(count: int) -> None:
+    gauges = _leading.get()
+    if gauges is not None:
+        gauges.say(names.UNSERVED, count)
+
+
+def batch_committed(stage: str, items: int, oldest_s: float) -> None:
+    """Args: oldest_s: when the oldest message of the batch was stored in NATS, Unix time."""
+    if Active.metering:
+        attributes = ((names.STAGE, stage),)
+        histogram(names.BATCH_SIZE).record(items, attributes)
+        histogram(names.WRITER_LAG).record(time.time() - oldest_s, attributes)
 
 
 def jobs_saved(count: int, *, rejected: int = 0, duplicates: int = 0) -> None:
-    _saved.add(count)
+    counter(names.SAVED).add(count)
     if rejected:
-        _rejected.add(rejected)
+        counter(names.REJECTED).add(rejected)
     if duplicates:
-        _duplicates.add(duplicates)
-
-
-def jobs_removed(count: int) -> None:
-    if count:
-        _removed.add(count)
-
-
-def retention_looked(at_s: float) -> None:
-    _looked.set(at_s)
+        counter(names.DUPLICATES).add(duplicates)
 
 
 def jobs_dispatched(count: int) -> None:
-    _dispatched.add(count)
+    counter(names.DISPATCHED).add(count)
 
 
 def outcomes_stale(count: int) -> None:
     if count:
-        _stale.add(count)
+        counter(names.STALE).add(count)
 
 
-def kinds_unserved(count: int) -> None:
-    _unserved.set(count)
+def bucket_lost() -> None:
+    counter(names.BUCKETS_LOST).add(1)
 
 
-def invariant_violated(invariant: str, kind: str) -> None:
-    _violations.add(1, {"invariant": invariant, "kind": kind})
+def jobs_removed(count: int) -> None:
+    if count:
+        counter(names.REMOVED).add(count)
 
 
 def jobs_planned(count: int) -> None:
     if count:
-        _planned.add(count)
+        counter(names.PLANNED).add(count)
 
 
 def planner_late(seconds: float) -> None:
-    _planner_lag.record(seconds)
+    histogram(names.PLANNER_LAG).record(seconds)
 
 
 def schedule_disabled() -> None:
-    _disabled.add(1)
+    counter(names.DISABLED).add(1)
+
+
+def instants_skipped(schedule: str, reason: str, count: int) -> None:
+    if Active.metering:
+        name = bounded(names.SCHEDULE, schedule)
+        counter(names.SKIPPED).add(count, ((names.SCHEDULE, name), (names.REASON, reason)))

@@ -14,6 +14,7 @@ from jm_core.errors import InvalidNameError
 from jm_core.model import BucketEvent, BucketStatus, ReturnReason
 from jm_core.ownership import ADOPTABLE, adopted, moved
 from jm_core.wire import BucketRecord, EventBatch, Returned
+from jm_nats import telemetry
 from jm_nats.acks import ack
 from jm_nats.connection import NatsLink
 from jm_nats.crashpoints import reach
@@ -124,6 +125,7 @@ class Adopter:
         if entry is None:
             return True
         record, revision = wire.decode_bucket(entry.value), entry.revision
+        lost_at = record.changed_at  # or, where we claimed it without hearing that we did, then
         if record.status in ADOPTABLE:
             if not self._may():
                 self.draining.discard(name)
@@ -137,6 +139,8 @@ class Adopter:
             return True
         self.draining.add(name)
         await self._drain(record, revision)
+        if record.was_lost:
+            telemetry.bucket_drained(time.time() - lost_at)
         return True
 
     async def _drain(self, record: BucketRecord, revision: int) -> None:

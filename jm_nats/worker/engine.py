@@ -19,6 +19,7 @@ from jm_core.model import Priority, ReturnReason
 from jm_core.payload import cut_text
 from jm_core.slots import Turns, next_priority
 from jm_core.wire import Progress, Quarantined, Returned, Run, Started
+from jm_nats import telemetry
 from jm_nats.clock import Clock
 from jm_nats.handlers import ArgumentsError, Handler
 from jm_nats.worker.execution import Ask, Execution, Executors
@@ -253,6 +254,7 @@ class Engine:
         reason = cut_text(reason, limits.ERROR_BYTES_MAX)
         log.warning("job quarantined", extra={"job_id": run.id, "handler": run.handler, "reason": reason})
         reporter.add(Quarantined(run.id, run.dispatch, self._clock.now(), reason), size=200 + len(reason))
+        telemetry.job_quarantined(held.port.lane, held.port.priority.label)
         self._close(held)
         self._suspect_over(held)
 

@@ -60,7 +60,7 @@ class Execution:
     """
 
     __slots__ = (
-        "_announcement", "_asked_s", "_asked_why", "_deadline_s", "_error",
+        "_announcement", "_asked_s", "_asked_why", "_deadline_s", "_error", "_error_type",
         "_has_begun", "_has_entered", "_is_over", "_is_released", "_may_retry",
         "_on_end", "_on_release", "_outcome", "_raw", "_retry_asked_s", "_task", "announced", "asked", "clock",
         "context", "finished_at", "handler", "port", "reported", "run", "started_at", "started_loop_s",
@@ -99,6 +99,7 @@ class Execution:
         self._outcome = AttemptOutcome.SUCCEEDED
         self._raw: bytes = NULL
         self._error: str | None = None
+        self._error_type = ""  # for the metrics
         self._may_retry = True
         self._retry_asked_s: float | None = None
         self._is_released = False
@@ -111,6 +112,11 @@ class Execution:
         self.started_at = self.clock.now()
         self.started_loop_s = asyncio.get_running_loop().time()
         self._deadline_s = self.started_loop_s + self.run.timeout_s
+        if telemetry.Active.metering:
+            run = self.run
+            late_s, label = self.started_at - run.run_at, self.port.priority.label
+            is_first = run.due_at_once and run.attempt == 1
+            telemetry.attempt_started(self.port.lane, label, late_s=late_s, was_due_at_once=is_first)
         if self.context is not None:
             self.context._deadline_s = self.started_at + self.run.timeout_s  # noqa: SLF001 - ours
 
@@ -221,10 +227,12 @@ class Execution:
             except anyio.BrokenWorkerProcess as error:
                 self._outcome = AttemptOutcome.FAILED
                 self._error = f"the child process died while it ran the handler ({failures.headline(error)})"
+                self._error_type = "child_died"
                 return
         if isinstance(answer, ChildFailed):
             self._outcome = AttemptOutcome.FAILED
             self._error, self._may_retry = answer.error, answer.may_retry
+            self._error_type = answer.kind
             self._retry_asked_s = answer.retry_in_s
         else:
             self._raw = answer
@@ -239,6 +247,7 @@ class Execution:
             self._outcome = AttemptOutcome.FAILED
             problem = f"the handler returned something that cannot be stored: {failures.headline(error)}"
             self._error = cut_text(problem, limits.ERROR_BYTES_MAX)
+            self._error_type = "result_unstorable"
             self._may_retry = False
 
     def _failed(self, error: BaseException) -> None:
@@ -252,6 +261,7 @@ class Execution:
         elif isinstance(error, NoRetry):
             self._may_retry = False
         self._error = failures.describe(error)
+        self._error_type = type(error).__qualname__
 
     # -- being asked to end
 
@@ -299,12 +309,20 @@ class Execution:
         self.reported = True
         self.finished_at = self.clock.now()
         if telemetry.Active.metering:
-            run_s = self.finished_at - self.started_at
-            delay_s = self.started_at - self.run.run_at
-            telemetry.attempt_ended(
-                self.run.handler, self.port.lane, self.outcome.value, run_s=run_s, start_delay_s=delay_s
-            )
+            self._measure()
         self._on_end(self)
+
+    def _measure(self) -> None:
+        if not self._has_begun:
+            return  # it goes back without having been an attempt
+        outcome = self.outcome
+        error_type = self._error_type if outcome is AttemptOutcome.FAILED else ""
+        if outcome is AttemptOutcome.TIMED_OUT:
+            error_type = outcome.value
+        run_s, label = self.finished_at - self.started_at, self.port.priority.label
+        telemetry.attempt_ended(
+            self.run.handler, self.port.lane, label, outcome.value, run_s=run_s, error_type=error_type
+        )
 
     def _release(self) -> None:
         if not self._is_released:

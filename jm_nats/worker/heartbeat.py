@@ -3,6 +3,7 @@ does not kill its worker (DESIGN 7).
 """
 
 import asyncio
+import contextvars
 import dataclasses
 import functools
 import logging
@@ -20,6 +21,7 @@ from jm_core import limits, wire
 from jm_core.errors import JmError
 from jm_core.model import WorkerState
 from jm_core.wire import WorkerRecord
+from jm_nats import telemetry
 from jm_nats.config import NatsConfig
 from jm_nats.connection import connect
 from jm_nats.errors import WorkerNameTakenError
@@ -73,10 +75,13 @@ class Heartbeat:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
         self._beat_now: asyncio.Event | None = None
-        self._thread = threading.Thread(target=self._main, name="jm-heartbeat", daemon=True)
+        self._thread = threading.Thread(
+            target=contextvars.copy_context().run, args=(self._main,), name="jm-heartbeat", daemon=True
+        )
         self._revision = 0
         self._resigns = True
         self._began = False
+        self._withheld = False
         self.acknowledged_s = float("-inf")  # monotonic time at which the last beat left that NATS confirmed
         self.unbroken_since_s = float("inf")  # since then each was confirmed before the one before it had run out
         self.failing = 0  # beats in a row that were not confirmed
@@ -150,12 +155,21 @@ class Heartbeat:
                 return
             self._began = True
             self._tell(None)
-            while not self._stopping.is_set():
-                await self._pause()
-                await self._try_beat(kv)
+            await self._go_on(kv)
             if self._resigns:
                 # Compare-and-set: a process that took over our id keeps its key.
                 await kv.delete(self._snapshot().worker, revision=self._revision)
+
+    async def _go_on(self, kv: CasKv) -> None:
+        assert self._stopping is not None
+        due_s: float | None = None  # of the first beat that is not acknowledged yet
+        while not self._stopping.is_set():
+            next_s = time.monotonic() + self._period_s
+            await self._pause()
+            due_s = min(due_s or next_s, time.monotonic())  # the pause may have been cut short
+            if await self._try_beat(kv):
+                telemetry.heartbeat_acknowledged(time.monotonic() - due_s)
+                due_s = None
 
     # The first beat.
 
@@ -197,8 +211,8 @@ class Heartbeat:
             wait.cancel()
         self._beat_now.clear()
 
-    async def _try_beat(self, kv: CasKv) -> None:
-        """One beat; a failed one must never end the loop (BR-064).
+    async def _try_beat(self, kv: CasKv) -> bool:
+        """One beat, and whether it was confirmed; a failed one must never end the loop (BR-064).
 
         Raises:
             WorkerNameTakenError: the name is somebody else's.
@@ -206,9 +220,13 @@ class Heartbeat:
         stuck_s = time.monotonic() - self._last_tick_s()
         if stuck_s > STALL_LIMIT_S:
             log.error("event loop is stuck; heartbeat withheld", extra={"stuck_s": round(stuck_s)})
-            return
+            if not self._withheld:
+                telemetry.stalled("heartbeat_withheld")
+            self._withheld = True
+            return False
+        self._withheld = False
         try:
-            await self._beat(kv)
+            return await self._beat(kv)
         except WorkerNameTakenError:
             raise
         except JmError as error:
@@ -218,17 +236,18 @@ class Heartbeat:
         except Exception:  # a bug in here must not kill the worker either; it is logged with its trace
             self.failing += 1
             log.exception("heartbeat failed")
+        return False
 
-    async def _beat(self, kv: CasKv) -> None:
+    async def _beat(self, kv: CasKv) -> bool:
         if await self._write(kv, self._revision):
-            return
+            return True
         name = self._snapshot().worker
         entry = await kv.get(name)
         other = _decoded(entry)
         if entry is not None and other is not None and other.incarnation != self._snapshot().incarnation:
             raise WorkerNameTakenError(other)
         # It expired while NATS or we were away, or was purged, or the answer to a beat of ours was lost.
-        await self._write(kv, entry.revision if entry else None)
+        return await self._write(kv, entry.revision if entry else None)
 
     async def _write(self, kv: CasKv, revision: int | None) -> bool:
         sent_s = time.monotonic()

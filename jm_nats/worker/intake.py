@@ -8,6 +8,7 @@ import msgspec
 from nats.aio.msg import Msg
 
 from jm_core import wire
+from jm_nats import telemetry
 from jm_nats.connection import NatsLink
 from jm_nats.provision import BUCKET_ACK_WAIT_S
 from jm_nats.pull import PullReader, ack, keep_alive
@@ -37,6 +38,10 @@ class Room:
             self._open.set()
         else:
             self._open.clear()
+
+    @property
+    def is_open(self) -> bool:
+        return self._open.is_set()
 
     async def wait(self) -> None:
         await self._open.wait()
@@ -72,6 +77,11 @@ class Intake:
                 self._room.update(self._engine)
 
     @property
+    def unheard_s(self) -> float:
+        """See ``PullReader.unheard_s``; 0 while the worker holds as much as it may."""
+        return self._reader.unheard_s if self._reader is not None and self._room.is_open else 0.0
+
+    @property
     def unread(self) -> int:
         """Messages that are here and not looked at yet."""
         return self._reader.buffered if self._reader is not None else 0
@@ -102,6 +112,7 @@ class Intake:
             ack(message)
             return
         self._deliveries.add(delivery)
+        telemetry.jobs_taken(len(runs), self._port.lane, self._port.priority.label)
         self._engine.accept(runs, self._port, delivery)
         if not delivery.left:
             self._deliveries.discard(delivery)

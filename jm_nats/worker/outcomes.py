@@ -51,6 +51,11 @@ class Reporter:
         self._progressed = asyncio.Event()
         self._discards = False
 
+    @property
+    def waiting(self) -> int:
+        """Events not yet stored."""
+        return 0 if self._discards else self._added - self._stored
+
     def add(self, event: Event, *, size: int = 200) -> None:
         """Queue one event; ``size`` is a rough count of its bytes."""
         if self._discards:

@@ -50,6 +50,7 @@ class ChildFailed(msgspec.Struct):
     """An exception of the child as text: exceptions themselves may refuse to be pickled or rebuilt (BR-120)."""
 
     error: str
+    kind: str  # the exception's class
     retry_in_s: float | None = None
     may_retry: bool = True
 
@@ -97,11 +98,11 @@ def _call(module: str, qualname: str, args: bytes, data: Mapping[str, Any]) -> b
             kwargs[handler.context_parameter] = JobContext(**data)
         return encode_result(handler.function(**kwargs))
     except Retry as error:
-        return ChildFailed(failures.describe(error), retry_in_s=error.in_s)
+        return ChildFailed(failures.describe(error), type(error).__qualname__, retry_in_s=error.in_s)
     except NoRetry as error:
-        return ChildFailed(failures.describe(error), may_retry=False)
+        return ChildFailed(failures.describe(error), type(error).__qualname__, may_retry=False)
     except BaseException as error:  # noqa: BLE001  (SystemExit in a handler fails the job, not the child)
-        return ChildFailed(failures.describe(error))
+        return ChildFailed(failures.describe(error), type(error).__qualname__)
 
 
 def _find(module: str, qualname: str) -> Handler:

@@ -19,11 +19,13 @@ from jm_core.static_schedules import set_digest
 from jm_core.wire import WorkerRecord
 from jm_nats import telemetry
 from jm_nats.app import JobMaster
+from jm_nats.board_gauges import measured
 from jm_nats.clock import CorrectedClock
 from jm_nats.connection import NatsLink, connect
 from jm_nats.errors import AgentError, AgentUnavailableError, WorkerNameTakenError
 from jm_nats.health import HealthBoard
 from jm_nats.kv import CasKv
+from jm_nats.link_health import NAME as NATS
 from jm_nats.link_health import watch_link
 from jm_nats.provision import ensure_cluster_at_start
 from jm_nats.publisher import JetPublisher
@@ -32,6 +34,7 @@ from jm_nats.worker.cluster_settings import ClusterSettingsFollower
 from jm_nats.worker.config import WorkerConfig
 from jm_nats.worker.engine import Engine
 from jm_nats.worker.execution import Ask, Executors
+from jm_nats.worker.gauges import WorkerGauges
 from jm_nats.worker.heartbeat import Heartbeat, pid_space
 from jm_nats.worker.neighbours import Neighbours
 from jm_nats.worker.orders import WorkerOrders
@@ -95,14 +98,16 @@ class Worker:
                 takes nothing more, its handlers are cancelled, nothing more is reported, and others may have its
                 buckets.
         """
+        group = telemetry.Group(self.app.cluster, "worker", self.config.worker_id)
         async with AsyncExitStack() as stack:
+            gauges = stack.enter_context(measured(self.board, group, {"nats": NATS}))
+            WorkerGauges(self, lambda: self._parts).ask_with(gauges)
             link = await connect(self.app.nats_config(), client_name=f"jobmaster worker {self.config.worker_id}")
             stack.push_async_callback(link.close)
             await ensure_cluster_at_start(
                 link, self.app.names, replicas=self.config.replicas, lease_s=self.config.lease_s
             )
             await measure_clock(link, self.clock)
-            telemetry.refresh()
             await self._serve(link, stop, hurry or asyncio.Event())
 
     async def _serve(self, link: NatsLink, stop: asyncio.Event, hurry: asyncio.Event) -> None:

@@ -15,6 +15,7 @@ from jm_nats.connection import NatsLink, server_clock_offset
 from jm_nats.errors import AgentError
 from jm_nats.health import HealthBoard
 from jm_nats.kv import Changed, Removed, Snapshot
+from jm_nats.loop_lag import note_lag
 from jm_nats.provision import ensure_cluster
 from jm_nats.subjects import Names
 from jm_nats.worker.blocking import Culprit
@@ -52,6 +53,7 @@ class LoopPulse:
             self.last_tick_s = time.monotonic()
             telemetry.refresh()
             self.lag_s = max(0.0, self.last_tick_s - before - TICK_S)
+            note_lag(self.lag_s)
             if self.lag_s > BLOCKED_S:
                 self._say_it_turns()
 
@@ -72,6 +74,7 @@ class LoopPulse:
         name, where = self._culprit.find()
         if name:  # else we were frozen, or the machine is busy
             self._named_s, self._name = self.last_tick_s, name
+            telemetry.stalled("handler_blocks")
             log.warning(
                 "event loop is blocked: the handler does not await",
                 extra={"handler": name, "where": where, "for_s": round(late_s, 1)},

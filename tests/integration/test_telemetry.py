@@ -76,7 +76,7 @@ async def test_every_attempt_is_linked_to_the_submit_that_asked_for_it(
     (caller,) = [span for span in said["spans"] if span["name"] == "caller"]
     assert lone["trace"] == caller["trace"]
     assert lone["jobmaster.bucket"].startswith("default-medium-")
-    assert {telemetry.METRIC_FINISHED, telemetry.METRIC_DURATION, telemetry.METRIC_START_DELAY} <= set(said["metrics"])
+    assert {telemetry.names.ATTEMPTS.name, telemetry.names.START_LATENESS.name} <= set(said["metrics"])
 
 
 async def run_script(cluster: Cluster) -> dict[str, list[dict[str, object]]]:

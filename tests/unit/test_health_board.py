@@ -104,7 +104,9 @@ def test_a_reason_is_one_line(error, text):
 
 def test_each_violation_is_logged_once_and_counted_each_time(board, caplog, monkeypatch):
     counted = []
-    monkeypatch.setattr(telemetry, "invariant_violated", lambda *names: counted.append(names))
+    monkeypatch.setattr(
+        telemetry, "invariant_violated", lambda name: counted.append((name, telemetry.current_group().role))
+    )
     for detail in ("w1", "w2", "w3"):
         board.violated(Invariant.WORKER_ID_TAKEN, detail)
     board.violated(Invariant.TERM_WENT_BACK, "5 to 4")
