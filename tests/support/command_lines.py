@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 JM_PREFIXES: Final = ("JM_", "OTEL_")
 
 
-def variables() -> set[str]:
-    """Every environment variable that some command reads."""
+def variables(role: str = "") -> set[str]:
+    """Every environment variable that some command reads, or that ``jm coordinator``, ``jm worker``, ... reads."""
     found: set[str] = set()
-    for _, command in commands():
+    for path, command in commands():
+        if role and path not in ((role,), (role, "run")):
+            continue
         for param in command.params:
             given = param.envvar or ()
             found.update([given] if isinstance(given, str) else given)

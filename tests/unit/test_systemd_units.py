@@ -53,9 +53,9 @@ def test_the_command_line_and_its_settings_are_jms(name):
     program, *arguments = shlex.split(command)
     env = environment(name)
     assert Path(program).name == "jm"
-    assert set(env) <= variables()
+    assert set(env) <= variables(arguments[0])
     params = parsed(arguments, env)
-    assert params["cluster"] == "prod"
+    assert params.get("cluster", "prod") == "prod"  # a worker's is the one that its application names
     assert params["prometheus_port"]
     assert params["health_port"] is None, (
         "nobody probes: a process that has failed must end, so that it is started again"
