@@ -305,9 +305,10 @@ class NatsLink:
 
     async def _on_error(self, problem: Exception) -> None:
         """One line, and the same line again only for those who debug: an outage repeats it with every attempt."""
-        if self.denials.heard(problem):
-            return
         text = describe(problem)
+        if self.denials.heard(problem):
+            self._trouble = text
+            return
         if self._refused is not None and not self._refused.done():
             verdict = refusal(self.config, problem)
             if verdict is not None:

@@ -119,6 +119,9 @@ class Denials:
         return True
 
     def _say(self, denial: Denial, error: AgentDeniedError) -> None:
-        level = logging.DEBUG if denial in self._said or len(self._said) >= SAID_MAX else logging.WARNING
+        facts = {"problem": str(error)}
+        if denial in self._said or len(self._said) >= SAID_MAX:
+            log.debug("not allowed by NATS", extra=facts)
+            return
         self._said.add(denial)
-        log.log(level, "nats: not allowed", extra={"problem": str(error)})
+        log.warning("not allowed by NATS", extra=facts)
