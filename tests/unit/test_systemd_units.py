@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -105,6 +108,19 @@ def test_no_secret_is_in_the_files(path):
     for line in path.read_text().splitlines():
         if any(word in line.partition("=")[0] for word in SECRETS):
             assert "CHANGE_ME" in line, line
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_agrees(tmp_path):
+    """With a program that is there: it looks for that as well."""
+    for name in UNITS:
+        text = (FOLDER / name).read_text().replace("/opt/jobmaster/bin/jm ", f"{sys.executable} -m jm_cli ")
+        (tmp_path / name.replace("@", f"@{INSTANCE}")).write_text(text)
+        (tmp_path / name).write_text(text)
+    verified = [str(tmp_path / name.replace("@", f"@{INSTANCE}")) for name in UNITS]
+    done = subprocess.run(["systemd-analyze", "verify", *verified], capture_output=True, text=True, check=False)
+    ours = [line for line in done.stderr.splitlines() if "jm-" in line]
+    assert (done.returncode, ours) == (0, [])
 
 
 @pytest.mark.parametrize(
