@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,6 +16,7 @@ import yaml
 
 from jm_nats.telemetry import names
 from jm_nats.telemetry.names import prometheus_name
+from tests.support.command_lines import parsed
 from tests.support.metric_queries import labels_of, metrics_in, plain, problems
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -168,3 +170,17 @@ def test_the_scrape_file_takes_the_rules_and_names_jobs_that_the_alert_looks_for
     pattern = re.search(r'job=~"([^"]+)"', down).group(1)
     assert jobs
     assert all(re.fullmatch(pattern, job) for job in jobs)
+
+
+# -- what the page says to do
+
+
+PAGE: Final = (ROOT / "docs" / "deployment.md").read_text()
+COMMANDS: Final = sorted(set(re.findall(r"`jm ([^`]+)`", PAGE)))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_the_page_is_jms(command):
+    arguments = shlex.split(command)
+    takes = {"job show": ["ID"], "worker show": ["ID"], "worker": ["shop:jm"], "worker drain": ["ID"]}
+    parsed([*arguments, *takes.get(command, [])], {})
