@@ -83,7 +83,8 @@ async def roles(nats, database, tmp_path):
 # -- what each role is for
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 async def test_every_role_does_all_of_its_work_and_is_refused_nothing(roles, tmp_path):
     refused_before = roles.nats.violations()
     leader = await roles.coordinator().wait_ready()
@@ -308,6 +309,14 @@ def test_a_submission_that_is_refused_does_not_wait_for_an_answer(nats, tmp_path
     done = jm("submit", "noop", cwd=tmp_path, timeout_s=20, **variables)
     assert done.returncode == ExitCode.NATS
     assert f"user 'monitoring' may not publish to '{NAMES.submit}'" in done.stderr
+
+
+def test_a_worker_with_another_roles_user_ends_and_says_why(nats, tmp_path):
+    variables = nats.variables("client") | {"JM_CLUSTER": CLUSTER}
+    done = jm("worker", "tests.support.app:jm", cwd=tmp_path, timeout_s=30, **variables)
+    assert done.returncode == ExitCode.NATS
+    assert done.stderr.splitlines()[-1].startswith("error: NATS at tls://")
+    assert "user 'client' may not publish to '$JS.API.STREAM.INFO." in done.stderr
 
 
 def test_a_missing_inbox_prefix_is_named(nats, tmp_path):
