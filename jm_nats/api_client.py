@@ -146,9 +146,10 @@ class ApiClient:
         Raises:
             NoCoordinatorError: nobody answered, or (``MasterUnavailableError``) nobody who can reach Postgres.
             NoSuchJobError, InvalidJobError, JmError: what the service said.
+            AgentDeniedError: NATS does not let this user ask that.
         """
         try:
-            message = await self._link.nc.request(self._names.api(operation), wire.encode(request), timeout=timeout_s)
+            message = await self._link.request(self._names.api(operation), wire.encode(request), timeout_s=timeout_s)
         except (TimeoutError, nats.errors.NoRespondersError, nats.errors.TimeoutError):
             raise NoCoordinatorError(
                 f"no coordinator of cluster {self._names.cluster!r} answered; start one with 'jm coordinator', "

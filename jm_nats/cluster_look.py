@@ -15,9 +15,10 @@ from nats.aio.msg import Msg
 
 from jm_core.cluster import DEFAULT, KEY, ClusterSettings, archived_text, decode_settings
 from jm_core.errors import ClusterArchivedError
+from jm_nats import js_api
 from jm_nats.connection import NatsLink
 from jm_nats.errors import AgentError
-from jm_nats.kv import OPERATION_HEADER, CasKv
+from jm_nats.kv import OPERATION_HEADER
 from jm_nats.subjects import Names
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PATIENCE_S: Final = 1.0
+STATUS_HEADER: Final = "Status"  # of an answer that is no message
 
 
 class ClusterLook:
@@ -64,17 +66,17 @@ class ClusterLook:
         self._looked = True  # a change from here on is heard, and overrides an answer that is older
         before = self._settings
         try:
+            subject = f"$KV.{self._names.cluster_kv}.{KEY}"
             if self._subscription is None:
-                subject = f"$KV.{self._names.cluster_kv}.{KEY}"
                 self._subscription = await self._link.nc.subscribe(subject, cb=self._heard)
-            kv = CasKv(self._link, self._names.cluster_kv)
-            async with asyncio.timeout(PATIENCE_S):
-                entry = await kv.get(KEY)
+            # A direct get, which a permission can narrow to this one key: the rest is no business of who only submits.
+            asked = f"{js_api.PREFIX}.DIRECT.GET.KV_{self._names.cluster_kv}.{subject}"
+            found = await self._link.request(asked, timeout_s=PATIENCE_S)
         except (AgentError, nats.errors.Error, TimeoutError) as error:
             log.debug("the cluster's mode is not known", extra={"problem": str(error)})
             return
-        if self._settings is before and entry is not None:
-            self._take(entry.value)
+        if self._settings is before and STATUS_HEADER not in (found.headers or {}):  # else there is no such key
+            await self._heard(found)
 
     async def _heard(self, message: Msg) -> None:
         if OPERATION_HEADER not in (message.headers or {}):  # a removal: the KV was lost, and will be written again

@@ -7,6 +7,7 @@ from typing import Final, Self
 from urllib.parse import unquote, urlsplit
 
 from jm_core.errors import InvalidSettingError, check_finite
+from jm_nats.subjects import INBOX_PREFIX, parse_inbox_prefix
 
 DEFAULT_SERVER: Final = "nats://127.0.0.1:4222"
 DEFAULT_PORT: Final = 4222
@@ -21,6 +22,7 @@ ENV_FIELDS: Final = {
     "JM_NATS_TLS_CERT": "tls_cert_file",
     "JM_NATS_TLS_KEY": "tls_key_file",
     "JM_NATS_TLS_HOSTNAME": "tls_hostname",
+    "JM_NATS_INBOX_PREFIX": "inbox_prefix",
 }
 
 
@@ -39,6 +41,8 @@ class NatsConfig:
             offer it gets no credentials.
         tls_hostname: the name in the server's certificate, where it differs from the host.
         tls_handshake_first: for servers with ``handshake_first``.
+        inbox_prefix: what the subjects begin with on which answers to us arrive; one per role, where the server's
+            permissions keep roles from reading each other's answers.
         connect_timeout_s: for the first connection as a whole; later ones are tried for ever.
         reconnect_wait_max_s: attempts are 0.1 s apart at first, this much at most, always with jitter (BR-153).
         ping_interval_s: a server that answers nothing is given up after three of these.
@@ -46,6 +50,7 @@ class NatsConfig:
 
     Raises:
         InvalidSettingError: contradicting settings, or a server that cannot be read; without quoting a secret.
+        InvalidNameError: an inbox prefix that is none.
     """
 
     servers: tuple[str, ...] = (DEFAULT_SERVER,)
@@ -59,6 +64,7 @@ class NatsConfig:
     tls_key_file: str | None = None
     tls_hostname: str | None = None
     tls_handshake_first: bool = False
+    inbox_prefix: str = INBOX_PREFIX
     connect_timeout_s: float = 5.0
     reconnect_wait_max_s: float = 8.0
     ping_interval_s: int = 10
@@ -73,6 +79,7 @@ class NatsConfig:
         self._adopt([credentials for _, credentials in found if credentials])
         self._check_credentials()
         self._check_tls()
+        parse_inbox_prefix(self.inbox_prefix)
         for name in ("connect_timeout_s", "reconnect_wait_max_s", "ping_interval_s", "pending_bytes_max"):
             if getattr(self, name) <= 0:
                 raise InvalidSettingError(f"{name} is {getattr(self, name)}; it must be greater than 0")
@@ -87,6 +94,13 @@ class NatsConfig:
     def redacted_servers(self) -> str:
         """The servers for messages and logs."""
         return ", ".join(self.servers)
+
+    @property
+    def who(self) -> str:
+        """Who we are to the server, for messages; no secret."""
+        kinds = {"a token": self.token, "the user of a creds file": self.creds_file, "an nkey": self.nkey_seed_file}
+        named = f"user '{self.user}'" if self.user else None
+        return named or next((kind for kind, given in kinds.items() if given), "a user without credentials")
 
     @property
     def requires_tls(self) -> bool:

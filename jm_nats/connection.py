@@ -14,6 +14,7 @@ from nats import errors
 
 from jm_core import limits
 from jm_nats import js_api
+from jm_nats.denials import Denials
 from jm_nats.driver import ReconnectPlan, SteadyClient, connect_options
 from jm_nats.errors import AgentError, AgentUnavailableError, AgentUnsupportedError
 from jm_nats.handshake import VERSION_MIN, check_credential_files, describe, parse_version, refusal, tls_context
@@ -22,6 +23,7 @@ from jm_nats.troubles import trouble
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
     from nats.js import JetStreamContext
 
@@ -46,7 +48,7 @@ async def connect(config: NatsConfig, *, client_name: str) -> NatsLink:
     where trying again is no use. From then on it reconnects for ever.
 
     Raises:
-        AgentAuthError: the server refuses the credentials.
+        AgentAuthError: the server refuses the credentials, or (``AgentDeniedError``) what every role needs.
         AgentUnavailableError: no server within the time, or TLS does not come about.
         AgentUnsupportedError: older than 2.12, no JetStream, or messages of our size are too large for it.
         InvalidSettingError: a credentials or TLS file cannot be used.
@@ -68,6 +70,7 @@ class NatsLink:
         self.client_name = client_name
         self.nc = SteadyClient(requires_tls=config.requires_tls)
         self.js: JetStreamContext = self.nc.jetstream(timeout=js_api.API_TIMEOUT_S)
+        self.denials = Denials(lambda: self.server, config.who, config.inbox_prefix)
         self._plan = ReconnectPlan(config.reconnect_wait_max_s)
         self._up = asyncio.Event()
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # a new one per connection
@@ -122,14 +125,35 @@ class NatsLink:
             raise self._unavailable(f"{path}: not connected for {timeout_s:g} s") from None
         asking = asyncio.ensure_future(js_api.ask(self.nc, self.server, path, body, timeout_s=timeout_s))
         asking.add_done_callback(lambda done: done.cancelled() or done.exception())  # also if we are cancelled first
-        try:
-            either: set[asyncio.Future[Any]] = {asking, self._broken}
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if asking.done():
-                return asking.result()
-        finally:
-            asking.cancel()
+        with self.denials.watched(f"{js_api.PREFIX}.{path}") as refused:
+            try:
+                either: set[asyncio.Future[Any]] = {asking, self._broken, refused}
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                if asking.done():
+                    return asking.result()
+                if refused.done():
+                    refused.result()
+            finally:
+                asking.cancel()
         raise self._unavailable(f"{path}: the connection broke")
+
+    async def request(self, subject: str, payload: bytes = b"", *, timeout_s: float) -> Msg:
+        """The answer of whoever listens on ``subject``; or an error: nats.py's own, or one of these.
+
+        Raises:
+            AgentDeniedError: the server does not let us ask there, or hear the answer.
+        """
+        asking = asyncio.ensure_future(self.nc.request(subject, payload, timeout=timeout_s))
+        asking.add_done_callback(lambda done: done.cancelled() or done.exception())  # also if we are cancelled first
+        with self.denials.watched(subject) as refused:
+            try:
+                either: set[asyncio.Future[Any]] = {asking, refused}
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                if not asking.done():
+                    refused.result()
+                return asking.result()
+            finally:
+                asking.cancel()
 
     async def round_trip(self, timeout_s: float = ROUND_TRIP_TIMEOUT_S) -> None:
         """Return when the server has worked off all we sent so far, and we have received all it sent before that.
@@ -284,6 +308,9 @@ class NatsLink:
     async def _on_error(self, problem: Exception) -> None:
         """One line, and the same line again only for those who debug: an outage repeats it with every attempt."""
         text = describe(problem)
+        if self.denials.heard(problem):
+            self._trouble = text
+            return
         if self._refused is not None and not self._refused.done():
             verdict = refusal(self.config, problem)
             if verdict is not None:
@@ -298,6 +325,7 @@ class NatsLink:
     async def _on_disconnected(self) -> None:
         was_up = self._up.is_set()
         self._up.clear()
+        self.denials.forget()
         if not self._broken.done():
             self._broken.set_result(None)
         if was_up and not self._closing:
@@ -351,7 +379,7 @@ async def server_clock_offset(link: NatsLink, *, samples: int = CLOCK_SAMPLES) -
 async def _clock_sample(link: NatsLink) -> ClockOffset:
     asked, began = time.time(), time.monotonic()
     try:
-        reply = await link.nc.request("$SYS.REQ.USER.INFO", timeout=js_api.API_TIMEOUT_S)
+        reply = await link.request("$SYS.REQ.USER.INFO", timeout_s=js_api.API_TIMEOUT_S)
     except errors.Error as problem:
         problem_text = f"it does not tell its time ({problem})"
         remedy = "allow this user to publish to $SYS.REQ.USER.INFO"

@@ -165,4 +165,5 @@ def connect_options(config: NatsConfig) -> dict[str, Any]:
         "max_outstanding_pings": 2,
         "pending_size": config.pending_bytes_max,
         "flush_timeout": 10.0,
+        "inbox_prefix": config.inbox_prefix,
     }

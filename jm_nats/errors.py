@@ -40,6 +40,28 @@ class AgentAuthError(AgentError):
         self.remedy = remedy
 
 
+class AgentDeniedError(AgentAuthError):
+    """The server knows us, and does not let us use a subject.
+
+    Args:
+        server: where, without credentials.
+        user: who we are to it.
+        verb: "publish" or "subscribe".
+        subject: what was refused.
+        is_own_inbox: it is where all answers to us arrive.
+    """
+
+    def __init__(self, server: str, user: str, verb: str, subject: str, *, is_own_inbox: bool = False) -> None:
+        remedy = "use a user whose role may, or allow it in the server's accounts (deploy/nats/accounts.conf)"
+        if is_own_inbox:
+            remedy = "set JM_NATS_INBOX_PREFIX to the inbox that this user may subscribe to (deploy/nats/accounts.conf)"
+        super().__init__(server, f"{user} may not {verb} to '{subject}'", remedy=remedy)
+        self.user = user
+        self.verb = verb
+        self.subject = subject
+        self.is_own_inbox = is_own_inbox
+
+
 class AgentUnsupportedError(AgentError):
     """The server is too old or has no JetStream."""
 

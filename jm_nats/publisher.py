@@ -18,12 +18,12 @@ import msgspec
 from nats import errors
 
 from jm_nats import js_api
-from jm_nats.errors import AgentUnavailableError, NoSuchStreamError, PayloadTooLargeError
+from jm_nats.errors import AgentDeniedError, AgentUnavailableError, NoSuchStreamError, PayloadTooLargeError
 from jm_nats.frames import header_block, publish_frame
 from jm_nats.gate import Gate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
@@ -127,7 +127,7 @@ class JetPublisher:
         self._idle.set()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
-        self._undo: Callable[[], None] = link.on_disconnect(self._disconnected)
+        self._undo = (link.on_disconnect(self._disconnected), link.denials.listen(self._denied))
 
     @property
     def in_flight(self) -> int:
@@ -155,6 +155,7 @@ class JetPublisher:
             NoSuchStreamError: no stream takes this subject.
             JetStreamError: the server refuses it for good (a wrong revision, for one).
             AgentUnavailableError: not settled in time; it may be stored or not.
+            AgentDeniedError: the server does not let us publish there, or hear its answer.
             ValueError: a subject or header that would be another one on the wire.
         """
         token = str(next(self._tokens))
@@ -181,7 +182,8 @@ class JetPublisher:
         if self._closed:
             return
         self._closed = True
-        self._undo()
+        for undo in self._undo:
+            undo()
         if self._timer is not None:
             self._timer.cancel()
         for flight in list(self._flights.values()):
@@ -258,8 +260,8 @@ class JetPublisher:
         """Nobody listens: is there no such stream, or only no leader at the moment?"""
         try:
             answer = await self.link.api("STREAM.NAMES", {"subject": subject}, timeout_s=CHECK_S)
-        except AgentUnavailableError:
-            return
+        except (AgentUnavailableError, AgentDeniedError):
+            return  # who may only publish may not ask
         if not answer.get("streams"):
             asked = f"publish to '{subject}'"
             raise NoSuchStreamError(asked, 404, js_api.ERR_STREAM_NOT_FOUND, "no stream takes this subject")
@@ -311,6 +313,11 @@ class JetPublisher:
     def _disconnected(self) -> None:
         for flight in list(self._flights.values()):
             flight.settle(_Again("the connection broke"))
+
+    def _denied(self, error: AgentDeniedError, subject: str | None) -> None:
+        for flight in list(self._flights.values()):
+            if subject is None or flight.subject.lower() == subject:
+                flight.settle(error)
 
     def _sweep(self) -> None:
         """One timer for all: setting and cancelling one a message costs more than the rest of it."""

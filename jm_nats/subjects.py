@@ -24,6 +24,7 @@ __all__ = [
     "is_inbox",
     "parse_cluster_name",
     "parse_handler_name",
+    "parse_inbox_prefix",
     "parse_name",
 ]
 
@@ -39,6 +40,14 @@ INBOX_RULE: Final = (
     "at most 255 characters, tokens without white space, '*' and '>', the first one begins with '_INBOX'"
 )
 INBOX_CHARS_MAX: Final = 255
+INBOX_PREFIX: Final = "_INBOX"
+# What our own inboxes begin with; a token or two of their own follow (33 and 32 characters at most).
+INBOX_PREFIX_CHARS_MAX: Final = 100
+INBOX_PREFIX_RULE: Final = (
+    f"at most {INBOX_PREFIX_CHARS_MAX} characters, begins with '{INBOX_PREFIX}', further tokens after dots, "
+    "in all letters, digits, '_' and '-', like _INBOX_worker"
+)
+_inbox_prefix = re.compile(r"_INBOX[A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*").fullmatch
 _inbox = re.compile(r"_INBOX[^\s.*>]*(\.[^\s.*>]+)+").fullmatch
 
 # `JM_a_B_PENDING` would be both bucket "PENDING" of cluster "a" and the front door of cluster "a_B".
@@ -63,6 +72,17 @@ def is_inbox(subject: str) -> bool:
     return (
         len(subject) <= INBOX_CHARS_MAX and subject.isascii() and subject.isprintable() and _inbox(subject) is not None
     )
+
+
+def parse_inbox_prefix(text: str) -> str:
+    """``text`` unchanged when answers may be sent below it: one per user, and none reads another's.
+
+    Raises:
+        InvalidNameError: not ``INBOX_PREFIX_RULE``; ``is_inbox`` holds for all that a legal prefix begins.
+    """
+    if len(text) > INBOX_PREFIX_CHARS_MAX or _inbox_prefix(text) is None:
+        raise InvalidNameError("inbox prefix", text, INBOX_PREFIX_RULE)
+    return text
 
 
 @dataclass(frozen=True, slots=True)

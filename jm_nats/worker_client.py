@@ -47,10 +47,11 @@ async def ask(link: NatsLink, names: Names, worker_id: str, request: rpc.Request
         NoSuchWorkerError: NATS knows nobody who listens there.
         AgentUnavailableError: no answer in time, or none that can be read.
         InvalidNameError: ``worker_id`` cannot be one.
+        AgentDeniedError: NATS does not let this user ask workers.
     """
     subject = names.worker_rpc(worker_id)
     try:
-        reply = await link.nc.request(subject, wire.encode(request), timeout=timeout_s)
+        reply = await link.request(subject, wire.encode(request), timeout_s=timeout_s)
         return rpc.decode_answer(reply.data)
     except errors.NoRespondersError:
         raise NoSuchWorkerError(worker_id, names.cluster) from None

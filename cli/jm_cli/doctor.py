@@ -140,11 +140,14 @@ async def _streams(link: "NatsLink", names: "Names") -> Finding:
 async def _coordinator(link: "NatsLink", names: "Names") -> Finding:
     from jm_core.errors import JmError  # noqa: PLC0415
     from jm_nats.api_client import ApiClient, NoCoordinatorError  # noqa: PLC0415
+    from jm_nats.errors import AgentError  # noqa: PLC0415
 
     try:
         counts = await ApiClient(link, names).counts()
     except NoCoordinatorError as error:
         return _broken("coordinator", exit_code_of(error), str(error))
+    except AgentError as error:  # refused by NATS, not by a coordinator
+        return _broken("coordinator", ExitCode.NATS, str(error))
     except JmError as error:
         return _broken("coordinator", ExitCode.NO_COORDINATOR, f"it answers with an error: {error}")
     jobs = ", ".join(f"{count} {status}" for status, count in counts.by_status.items() if count) or "no jobs"

@@ -129,6 +129,15 @@ class NatsOptions:
     nats_tls_first: Annotated[
         bool, setting("--nats-tls-first", "JM_NATS_TLS_FIRST", "For servers with handshake_first.")
     ] = False
+    nats_inbox_prefix: Annotated[
+        str,
+        setting(
+            "--nats-inbox-prefix",
+            "JM_NATS_INBOX_PREFIX",
+            "What the subjects of answers to this process begin with; one per role (deploy/nats).",
+            metavar="PREFIX",
+        ),
+    ] = "_INBOX"
     nats_connect_timeout: Annotated[
         float,
         setting("--nats-connect-timeout", "JM_NATS_CONNECT_TIMEOUT_S", "For the first connection.", metavar="SECONDS"),
@@ -165,6 +174,7 @@ class NatsOptions:
             tls_key_file=self.nats_tls_key,
             tls_hostname=self.nats_tls_hostname,
             tls_handshake_first=self.nats_tls_first,
+            inbox_prefix=self.nats_inbox_prefix,
             connect_timeout_s=self.nats_connect_timeout,
             **tuning,
         )

@@ -83,6 +83,7 @@ BAD_INPUT = [
     (["job", "list", "--lane", "a.b"], "lane"),
     (["job", "list", "--before", "7"], "'7'"),
     (["job", "show", "7"], "'7'"),
+    (["job", "list", "--nats-inbox-prefix", "inbox"], "begins with '_INBOX'"),
     (["job", "attempts", "a\x1b[31mb"], "UUID"),
     (["job", "cancel", "0198c1c6"], "give the whole id"),
     (["job", "cancel"], "--all"),

@@ -25,6 +25,7 @@ CASES: Final = {
     "CRON": "077 078 079 080 081 083 084 085 086 087 088 089 091 092 093 094 095 096 098 099 100",
     "LOAD": "171 172 173 174 175 176 177",
     "UNIQ": "183 184 186 187 188",
+    "SEC": "217 218 219 220 222 223 224 225 226 227",
 }
 ANSWERS: Final = ("covered by `tests/", "does not apply because ", "open: issue ")
 ROW: Final = re.compile(r"^\| (BR-\d+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)

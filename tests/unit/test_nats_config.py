@@ -22,6 +22,7 @@ def test_every_variable_is_read():
             "JM_NATS_TLS_CERT": "cert.pem",
             "JM_NATS_TLS_KEY": "key.pem",
             "JM_NATS_TLS_HOSTNAME": "nats.internal",
+            "JM_NATS_INBOX_PREFIX": "_INBOX_worker",
             "JM_NATS_USER": "",
         }
     )
@@ -30,6 +31,7 @@ def test_every_variable_is_read():
     assert config.creds_file == "/run/secrets/u.creds"
     assert (config.tls_ca_file, config.tls_cert_file, config.tls_key_file) == ("ca.pem", "cert.pem", "key.pem")
     assert config.tls_hostname == "nats.internal"
+    assert config.inbox_prefix == "_INBOX_worker"
     assert config.user is None
     assert config.requires_tls
 

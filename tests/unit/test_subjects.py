@@ -1,7 +1,7 @@
 import pytest
 
 from jm_core.errors import InvalidNameError, JmError
-from jm_nats.subjects import Names, is_inbox, parse_handler_name
+from jm_nats.subjects import Names, is_inbox, parse_handler_name, parse_inbox_prefix
 
 NAMES = Names("prod")
 # BR-224's list: every one of them would be another subject, several subjects, or a line of the protocol.
@@ -104,3 +104,19 @@ def test_a_receipt_goes_to_an_inbox(subject):
 )
 def test_a_receipt_goes_nowhere_else(subject):
     assert not is_inbox(subject)
+
+
+@pytest.mark.parametrize("prefix", ["_INBOX", "_INBOX_worker", "_INBOX.shop.client", "_INBOX" + "x" * 94])
+def test_answers_may_be_sent_below_a_legal_inbox_prefix(prefix):
+    assert is_inbox(f"{parse_inbox_prefix(prefix)}.{'x' * 22}.{'y' * 32}")
+
+
+@pytest.mark.parametrize("prefix", ["", "inbox", "_inbox", "_INBOX.", "_INBOX..a", "_INBOX.*", "_INBOX.>", "_INBOX a"])
+def test_what_is_no_inbox_prefix_is_refused(prefix):
+    with pytest.raises(InvalidNameError, match="inbox prefix"):
+        parse_inbox_prefix(prefix)
+
+
+def test_an_inbox_prefix_leaves_room_for_what_follows_it():
+    with pytest.raises(InvalidNameError, match="at most 100"):
+        parse_inbox_prefix("_INBOX" + "x" * 95)
