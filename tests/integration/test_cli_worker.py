@@ -135,7 +135,7 @@ async def test_spans_and_metrics_are_exported_when_otel_is_asked_for(cluster, tm
         await cluster.ended([receipt.job_id])
         assert await worker.end() == ExitCode.OK
         assert "jobmaster.process" in worker.out()
-        assert "jobmaster.attempt.duration" in worker.out()
+        assert "messaging.process.duration" in worker.out()
         assert "jobmaster-worker" in worker.out()
 
 
