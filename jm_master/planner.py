@@ -172,7 +172,7 @@ class Planner:
             raise LostTermError(self._term)
         reach("plan.after_commit")
         telemetry.jobs_planned(len(answer.made))
-        _count_skips([batch[place] for place in answer.applied], answer.made)
+        count_skips([batch[place] for place in answer.applied], answer.made)
         if any(planned.due and min(planned.due) <= self._soon for planned in batch):
             self._assign.set()
 
@@ -193,7 +193,7 @@ class Planner:
             raise LostTermError(self._term)
 
 
-def _count_skips(applied: Sequence[Planned], made: frozenset[str]) -> None:
+def count_skips(applied: Sequence[Planned], made: frozenset[str]) -> None:
     """By plan; an instant that met a job with its unique key was planned, and is a skip all the same."""
     for planned in applied:
         for skip in planned.plan.skips:

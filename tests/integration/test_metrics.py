@@ -7,14 +7,22 @@ import json
 import math
 import sys
 import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from jm_core import wire
+from jm_core.api_schedules import SkipReason
 from jm_core.health import Invariant
+from jm_core.ids import JobId
+from jm_core.intake import NewJob
 from jm_core.lease import LeaderRecord
+from jm_core.model import Priority
+from jm_core.planning import Plan, Skip
 from jm_master.leadership import KEY
+from jm_master.plan_store import Planned
+from jm_master.planner import count_skips
 from jm_nats import telemetry
 from jm_nats.kv import CasKv
 from jm_nats.provision import ensure_bucket
@@ -269,3 +277,44 @@ async def test_a_pull_that_is_not_heard_of_is_a_stall_and_its_age_grows(
             async with Deaf(bench.link, stream, RUN_CONSUMER, batch=10, max_bytes=1 << 20, **times) as deaf:
                 await wait_until(lambda: pull_stalls(cluster_name) >= 2, what="it is asked anew, and again")
                 assert deaf.unheard_s >= 2 * 2.5 * 0.2, "to ask is no answer"
+
+
+# -- what the scenario above has no room for
+
+
+async def test_a_bucket_that_the_leader_empties_itself_is_measured_from_its_loss_on(
+    nats_server: NatsServer, database: str, cluster_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drained: list[tuple[str, float]] = []
+    note = lambda s: drained.append((telemetry.current_group().role, s))  # noqa: E731
+    monkeypatch.setattr(telemetry, "bucket_drained", note)
+    async with coordinating(nats_server.url, database, cluster_name), linked(nats_server.url, cluster_name) as bench:
+        async with bench.worker() as fake:
+            began_s = time.monotonic()
+            await fake.die()
+            await wait_until(lambda: drained, what="its bucket is emptied")
+        [(role, took_s)] = drained
+        assert role == "coordinator"
+        assert 0 < took_s < time.monotonic() - began_s, "it was lost only when its lease had run out"
+
+
+def test_an_instant_that_met_its_unique_key_is_a_skip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """BR-202."""
+    skipped: list[tuple[str, str, int]] = []
+    monkeypatch.setattr(telemetry, "instants_skipped", lambda *what: skipped.append(what))
+    instant = datetime(2030, 1, 1, tzinfo=UTC)
+    skips = [Skip(SkipReason.MISFIRE, instant, instant, 7), Skip(SkipReason.CANCELLED, instant, instant)]
+    plan = Plan([instant] * 3, skips, None, None, None, is_done=False, steps=0)
+
+    def planned(name: str, key: str | None) -> Planned:
+        job = NewJob("x", "h", b"{}", None, "default", Priority.LOW, 1, 1.0, unique_key=key)
+        return Planned(name, 1, 1, plan, job, [JobId(f"{name}{n}") for n in range(3)], [instant] * 3)
+
+    count_skips([planned("keyed", "k"), planned("free", None)], frozenset({"keyed0", "free0"}))
+    assert skipped == [
+        ("keyed", "misfire", 7),
+        ("keyed", "cancelled", 1),
+        ("keyed", "duplicate", 2),
+        ("free", "misfire", 7),
+        ("free", "cancelled", 1),
+    ]
