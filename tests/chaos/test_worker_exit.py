@@ -207,9 +207,7 @@ async def test_ten_thousand_short_jobs_are_no_reason_for_a_warning(
             assert await scene.ended(ids, timeout_s=60) == {"succeeded": 10_000}
         assert [await worker.stop() for worker in workers] == [0, 0]
         loud = [line for process in scene.processes.all for line in LOUD.findall(process.log())]
-        expected = "SIGTERM: draining"
-        assert [line for line in loud if expected not in line] == []
-        assert len(loud) == 2
+        assert loud == [], "also being told to stop is a normal thing"
 
 
 @pytest.mark.chaos
