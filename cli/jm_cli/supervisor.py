@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("jobmaster.supervisor")
 
 CHILD_VARIABLE: Final = "JM_SUPERVISED"  # in a child: which one it is, from 1 on
+# The last two are of children that were told to stop while they started, and held nothing yet.
+STOPPED_IN_ORDER: Final = frozenset({ExitCode.OK, None, ExitCode.INTERRUPTED, -signal.SIGTERM})
 STOP_RULE: Final = "draining all processes; send it again to hurry"
 STOP_MARGIN_S: Final = 5.0  # over the drain timeout
 RESTART_FIRST_S: Final = 0.5
@@ -106,9 +108,9 @@ async def _tend(children: Sequence[Child], stop: asyncio.Event, forgetter: "_For
 
 def _code_of(children: Sequence[Child], *, hurried: bool) -> ExitCode:
     codes = {child.exit_code for child in children}
-    if hurried or ExitCode.INTERRUPTED in codes or -signal.SIGKILL in codes:
+    if hurried or -signal.SIGKILL in codes:
         return ExitCode.INTERRUPTED
-    return ExitCode.OK if codes <= {ExitCode.OK, None} else ExitCode.UNEXPECTED
+    return ExitCode.OK if codes <= STOPPED_IN_ORDER else ExitCode.UNEXPECTED
 
 
 class _Forgetter:

@@ -1,6 +1,10 @@
+import signal
+from types import SimpleNamespace
+
 import pytest
 
-from jm_cli.supervisor import ChildState, judge_children
+from jm_cli.exits import ExitCode
+from jm_cli.supervisor import ChildState, _code_of, judge_children
 from jm_core.health import Health
 
 
@@ -29,3 +33,20 @@ def test_how_well_a_supervisor_is(states, health):
 def test_it_names_the_children_the_worst_first():
     _, reasons = judge_children([child("worker 1", running=False, failures=1), child("worker 2", failures=7)])
     assert reasons == ["worker 2 has failed 7 times in a row", "worker 1 is being started again"]
+
+
+@pytest.mark.parametrize(
+    ("codes", "hurried", "expected"),
+    [
+        pytest.param([0, 0], False, ExitCode.OK, id="all drained"),
+        pytest.param([0, -signal.SIGTERM], False, ExitCode.OK, id="one was told before it could listen"),
+        pytest.param([0, ExitCode.INTERRUPTED], False, ExitCode.OK, id="one was told before it was ready"),
+        pytest.param([0, ExitCode.INTERRUPTED], True, ExitCode.INTERRUPTED, id="hurried"),
+        pytest.param([0, -signal.SIGKILL], False, ExitCode.INTERRUPTED, id="one had to be killed"),
+        pytest.param([0, 1], False, ExitCode.UNEXPECTED, id="one has failed"),
+        pytest.param([0, -signal.SIGSEGV], False, ExitCode.UNEXPECTED, id="one has crashed"),
+    ],
+)
+def test_the_exit_code_says_whether_all_ended_in_order(codes: list[int], hurried: bool, expected: ExitCode):
+    children = [SimpleNamespace(exit_code=code) for code in codes]
+    assert _code_of(children, hurried=hurried) is expected
