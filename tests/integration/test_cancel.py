@@ -139,7 +139,7 @@ async def test_a_running_job_is_asked_to_end_and_told_again_until_it_has(bench, 
         await reaches(sql, job_id, S.PROCESSING)
         (found,) = await canceller.cancel([job_id], by="ops", reason="")
         assert (found.was, found.became) == (S.PROCESSING, S.PROCESSING)
-        assert len(await orders_of(bench, worker, 2)) == 2  # the second one comes by the sweep
+        assert len(await orders_of(bench, worker, 2)) >= 2  # the second one comes by the sweep
         await worker.report(finished(run, AttemptOutcome.FAILED, error="boom", retry_in_s=0.0))
         row = await reaches(sql, job_id, S.CANCELLED)  # BR-192: five attempts, and no retry
         assert row["error"] == "cancelled by ops"
