@@ -20,13 +20,22 @@ _left_out: Final[dict[tuple[object, ...], int]] = {}
 
 
 def trouble(
-    log: logging.Logger, event: str, facts: Mapping[str, object] | None = None, *, level: int = logging.WARNING
+    log: logging.Logger,
+    event: str,
+    facts: Mapping[str, object] | None = None,
+    *,
+    level: int = logging.WARNING,
+    about: str = "",
 ) -> None:
-    """Log ``event``; at DEBUG if this worker or coordinator has said so less than a minute ago.
+    """Log ``event``; at DEBUG if this worker or coordinator has said so less than a minute ago,
+    at the same level.
 
     The line that follows says ``left_out``: how many there were in between.
+
+    Args:
+        about: what tells one such trouble from another that has to be said beside it; one of few values.
     """
-    key = (log.name, event, current_group())
+    key = (log.name, event, about, level, current_group())
     extra = dict(facts or {})
     with _lock:
         now_s = time.monotonic()

@@ -12,6 +12,8 @@ from jm_nats.telemetry.active import Active
 from jm_nats.telemetry.instruments import Gauges, Group, as_group, bounded, counter, current_group, histogram
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from jm_nats.telemetry.instruments import Attributes, Kept, Sampled
 
 SYSTEM: Final = (names.SYSTEM, "jobmaster")
@@ -158,10 +160,15 @@ _leading: Final[ContextVar[Gauges | None]] = ContextVar("jobmaster_leading", def
 _duty: Final[ContextVar[str]] = ContextVar("jobmaster_duty", default="")
 
 
-def enter_term(gauges: Gauges) -> None:
-    """What this task and those it starts say as the leader is said by ``gauges``, and gone with it."""
+def enter_term(gauges: Gauges, term: int, duties: Iterable[str]) -> None:
+    """What this task and those it starts say as the leader is said by ``gauges``, and gone with it.
+
+    Every duty counts from now on: one that never succeeds in this term must grow old, too.
+    """
     _leading.set(gauges)
     counter(names.LEADERSHIP_CHANGES).add(1)
+    gauges.say(names.LEADERSHIP_TERM, term)
+    gauges.say_all(names.DUTY_SUCCEEDED, {((names.DUTY, duty),): time.time() for duty in duties})
 
 
 def enter_duty(name: str) -> None:

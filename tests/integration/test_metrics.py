@@ -46,7 +46,7 @@ LEADERS_ALONE: Final = {spec.name for spec in names.SPECS if spec.by is By.LEADE
 WORKERS_ALONE: Final = {spec.name for spec in names.SPECS if spec.by is By.WORKER and spec.kind is Kind.GAUGE}
 DUTIES: Final = {
     "settings", "agents", "outbox", "recorder", "writer", "assigner", "undertaker", "fallback", "canceller", "control",
-    "retention", "reconciler", "planner", "declarations",
+    "retention", "reconciler", "planner", "declarations", "queue look",
 }  # fmt: skip
 
 # (metric, attributes without their prefix) -> what the sum of its points must be; of a histogram, of its counts.
@@ -85,6 +85,7 @@ EXPECTED: Final[dict[tuple[str, str], Callable[[float], bool]]] = {
     ("jobmaster.invariant.violations", ""): lambda n: n == 0,  # shown, and none; see test_health_board
     ("jobmaster.leader", ""): lambda n: n == 1,
     ("jobmaster.leadership.changes", ""): lambda n: n == 1,
+    ("jobmaster.leadership.term", ""): lambda n: n == 1,
     ("jobmaster.queue.depth", "lane=unserved priority=medium state=due"): lambda n: n == 1,
     ("jobmaster.queue.depth", "lane=default priority=medium state=processing"): lambda n: n == 1,
     ("jobmaster.queue.oldest_due_age", "lane=unserved priority=medium"): lambda s: 1 < s < 120,
