@@ -159,8 +159,9 @@ def _end(end: Callable[[], None]) -> None:
 
 def _serve_prometheus(options: TelemetryOptions, stack: ExitStack) -> Any:
     """A port of its own, in threads of its own: a scrape is answered also while the event loop is blocked."""
-    reader_class, registry_class, start = _prometheus()
+    reader_class, registry_class, process, start = _prometheus()
     registry, host, port = registry_class(), options.prometheus_host, options.prometheus_port
+    process(registry=registry)  # the process' own, its start among them: alerts tell young totals from old ones by it
     try:
         server, _ = start(port, addr=host, registry=registry)
     except (OSError, OverflowError, UnicodeError) as error:
@@ -172,13 +173,13 @@ def _serve_prometheus(options: TelemetryOptions, stack: ExitStack) -> Any:
     return reader_class(registry=registry)
 
 
-def _prometheus() -> tuple[Any, Any, Any]:
+def _prometheus() -> tuple[Any, Any, Any, Any]:
     try:
         from opentelemetry.exporter.prometheus import PrometheusMetricReader  # noqa: PLC0415
-        from prometheus_client import CollectorRegistry, start_http_server  # noqa: PLC0415
+        from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server  # noqa: PLC0415
     except ImportError:
         raise UsageError(f"--prometheus-port needs opentelemetry-exporter-prometheus; {_EXTRA}") from None
-    return PrometheusMetricReader, CollectorRegistry, start_http_server
+    return PrometheusMetricReader, CollectorRegistry, ProcessCollector, start_http_server
 
 
 def _close(server: Any) -> None:
