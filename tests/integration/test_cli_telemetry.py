@@ -168,6 +168,8 @@ async def test_what_is_scraped_can_be_read_by_prometheus(cluster, tmp_path):
     (target,) = [sample.labels for sample in families["target_info"].samples]
     assert (target["service_name"], target["service_instance_id"]) == ("jobmaster-worker", "w-1")
     assert target["jobmaster_cluster"] == cluster.name
+    (start,) = families["process_start_time_seconds"].samples  # alerts tell young totals from old ones by it
+    assert abs(time.time() - start.value) < 60
 
 
 async def test_each_of_several_processes_has_a_port_of_its_own(cluster, tmp_path):
