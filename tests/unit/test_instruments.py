@@ -384,6 +384,20 @@ def test_a_loop_that_is_late_by_more_than_a_second_is_a_stall():
     assert sums(names.STALLS, stall="loop", cluster="blue") == before + 1
 
 
+async def test_a_coordinator_whose_loop_is_late_says_so(caplog, monkeypatch):
+    monkeypatch.setattr(loop_lag, "STALL_S", 0.2)
+    ticked = asyncio.Event()
+    watching = asyncio.create_task(loop_lag.watch_loop(ticked.set))
+    try:
+        await asyncio.sleep(0)
+        time.sleep(2)  # noqa: ASYNC251 - past the tick, which is half a second away or one and a half
+        async with asyncio.timeout(5):
+            await ticked.wait()
+    finally:
+        watching.cancel()
+    assert next(record.late_s for record in caplog.records if record.message == "event loop turned late") >= 0.2
+
+
 # -- how a group is
 
 
