@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from jm_core.health import Invariant
 from jm_nats.telemetry import names
 from jm_nats.telemetry.active import Active
-from jm_nats.telemetry.instruments import Gauges, Group, as_group, bounded, counter, current_group, histogram
+from jm_nats.telemetry.instruments import Gauges, Group, as_group, bounded, counter, current_group, forget, histogram
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -66,6 +66,8 @@ class RouteMeasures:
         self._route = (lane, priority)
         self._starts: tuple[Kept, Kept] | None = None
         self._runs: dict[tuple[str, str, str], Kept] = {}
+        if Active.metering:
+            counter(names.QUARANTINED).add(0, route(lane, priority))
 
     def started(self, late_s: float, *, was_due_at_once: bool) -> None:
         """Args: was_due_at_once: and this is its first start, so that its due time is when it was submitted."""
@@ -108,6 +110,15 @@ class RouteMeasures:
                 counter(names.ATTEMPTS).count_all_of(kept, attributes)
         self._runs[key] = _runs[full]
         return _runs[full]
+
+
+def group_ended(group: Group) -> None:
+    """Record what is left of it and keep nothing more: workers with ever new names may come and go in a process."""
+    forget(group)
+    known: dict[tuple[object, ...], Any]
+    for known in (_runs, _starts):
+        for key in [key for key in known if key[0] == group]:
+            del known[key]
 
 
 def jobs_taken(count: int, lane: str, priority: str) -> None:

@@ -47,10 +47,10 @@ ATTRIBUTES: Final = {
     STATE: "of jobs: `due` (on the master), `in_bucket`, `processing`; of buckets: their status, `fallback` for an "
     "active one that stands in for others",
     STAGE: "`save` (front door to Postgres), `record` (outcomes to Postgres)",
-    STALL: "`loop` (the event loop stood still for more than 1 s), `handler_blocks` (and a handler was found to be "
-    "why), `heartbeat_withheld` (it stands still for so long that the worker is given up), `pull` (a standing pull "
-    "request was not heard of and is made anew), `no_progress` (a loop that must succeed now and then has not: the "
-    "group is unhealthy)",
+    STALL: "`loop` (the event loop stood still for more than 1 s), `handler_blocks` (and a handler was caught at a "
+    "heartbeat; one that blocks for a few seconds may get away), `heartbeat_withheld` (it stands still for so long "
+    "that the worker is given up), `pull` (a standing pull request was not heard of and is made anew), `no_progress` "
+    "(a loop that must succeed now and then has not: the group is unhealthy)",
     HEALTH: "`healthy`, `degraded`, `unhealthy`",
     STORE: "`nats`, `postgres`",
     DUTY: "name of a leader's duty",
