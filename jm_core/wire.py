@@ -70,6 +70,7 @@ class Run(Struct, array_like=True, gc=False):
     trace: str | None = None
     losses: int = 0  # workers that died with it; from the first on it is announced before it is called (DESIGN 7)
     due_at_once: bool = False  # `run_at` is when it was submitted: for a measurement, nothing depends on it
+    has_run: bool = False  # since `run_at`, and was interrupted or lost: not late; for a measurement, too
 
 
 class Started(Struct, array_like=True, tag="s", gc=False):

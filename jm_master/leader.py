@@ -35,6 +35,10 @@ log = logging.getLogger(__name__)
 
 READ_BYTES_MAX: Final = 8 * 1024 * 1024  # of one stream, here or on the way here
 EVENT_MESSAGES_MAX: Final = 256
+DUTIES: Final = (  # that complete a pass once a minute at least
+    "settings", "agents", "outbox", "recorder", "writer", "assigner", "undertaker", "fallback", "canceller", "control",
+    "retention", "reconciler", "planner", "declarations", "queue look",
+)  # fmt: skip
 
 
 class Leader:
@@ -73,7 +77,7 @@ class Leader:
         await self._agent_store.settle(term)
         async with AsyncExitStack() as stack:
             gauges = stack.enter_context(telemetry.Gauges(telemetry.current_group()))
-            telemetry.enter_term(gauges)
+            telemetry.enter_term(gauges, term, DUTIES)
             publisher = await stack.enter_async_context(JetPublisher(self._link))
             wired = Wiring(
                 self._config,

@@ -50,6 +50,7 @@ HINT_GAP_S: Final = 1.0  # between two looks at a bucket that a hint named
 LOGGED_IDS_MAX: Final = 20
 HINT_KEY: Final = "reconcile"
 ANY_TIME_S: Final = -1e9
+IDLE_S: Final = 30.0  # between two turns without work: they show that the duty lives, however rare its passes are
 
 
 class Ports(Protocol):
@@ -94,7 +95,7 @@ class Reconciler:
             await self._pass([bucket for bucket in self._buckets() if bucket.bucket in self._hinted], is_hint=True)
             telemetry.duty_passed()
             wait_s = max(0.0, next_s - time.monotonic())
-            await self._wake.wait(min(wait_s, HINT_GAP_S) if self._hinted else wait_s)
+            await self._wake.wait(min(wait_s, HINT_GAP_S if self._hinted else IDLE_S))
 
     async def _pass(self, buckets: Sequence[BucketRecord], *, is_hint: bool) -> None:
         for record in buckets:

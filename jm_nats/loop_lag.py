@@ -2,12 +2,16 @@
 
 import asyncio
 import itertools
+import logging
 import time
 from collections.abc import Callable
 from typing import Final
 
 from jm_nats import telemetry
 from jm_nats.pace import tick_s
+from jm_nats.troubles import trouble
+
+log = logging.getLogger(__name__)
 
 TICK_S: Final = 1.0
 REFRESH_TICKS: Final = 10  # an SDK that is installed after the start is noticed so late; dearer than all else here
@@ -21,7 +25,10 @@ async def watch_loop(each_tick: Callable[[], object] = lambda: None) -> None:
         await asyncio.sleep(wait_s)
         if ticks % REFRESH_TICKS == 0:
             telemetry.refresh()
-        note_lag(max(0.0, time.monotonic() - before_s - wait_s))
+        lag_s = max(0.0, time.monotonic() - before_s - wait_s)
+        note_lag(lag_s)
+        if lag_s > STALL_S:
+            trouble(log, "event loop turned late", {"late_s": round(lag_s, 1)})
         each_tick()
 
 

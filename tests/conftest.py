@@ -18,6 +18,7 @@ import pytest
 from jm_master.embedded import PostgresServer
 from jm_nats.embedded import NatsServer
 from jm_nats.troubles import forget_troubles
+from tests.support.skips import pytest_runtest_makereport  # noqa: F401 - a hook: in CI no tool may be missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator

@@ -30,10 +30,12 @@ What to know before a query is written:
   `{names.QUEUE_DEPTH.name}` and `{names.OLDEST_DUE_AGE.name}`, and add up the rest.
 * **Histograms that are per job** (`{names.PROCESS_DURATION.name}`, `{names.START_LATENCY.name}`,
   `{names.START_LATENESS.name}`) or per submit hold every value up to {SAMPLES_PER_S} a second and combination of
-  attributes, and evenly spread ones above (of a client's flood, some more of the first second). Their quantiles are
-  right under any load; their `_count` is not the number of jobs, `{names.ATTEMPTS.name}` is.
-* A counter that alerts ask for (stalls, violations, lost buckets, stale outcomes, rejected jobs, changes of leaders) is
-  there with 0 from the start, so that its first increase is one.
+  attributes, and evenly spread ones above (of a client's flood, some more of the first second). Within a second their
+  quantiles are right under any load; over minutes every second counts with {SAMPLES_PER_S} values at most, so that one
+  with a thousand late jobs weighs no more than one with a hundred. Their `_count` is not the number of jobs,
+  `{names.ATTEMPTS.name}` is.
+* A counter that alerts ask for (stalls, violations, lost buckets, stale outcomes, rejected jobs, changes of leaders,
+  and quarantined jobs for each route of a worker) is there with 0 from the start, so that its first increase is one.
 * Values that outsiders can make up are bounded: after {names.VALUES_MAX} different ones of an attribute the others are
   `{names.OTHER}`.
 * A handler with `executor="process"` is measured by its worker; what it measures itself in its child process, a client

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,7 +42,14 @@ class _End:
     interrupted: bool = False
 
 
-async def run_groups(groups: Sequence[Group], stop: asyncio.Event, hurry: asyncio.Event, *, stays_up: bool) -> ExitCode:
+async def run_groups(
+    groups: Sequence[Group],
+    stop: asyncio.Event,
+    hurry: asyncio.Event,
+    *,
+    stays_up: bool,
+    linger: Callable[[asyncio.Event], Awaitable[None]] | None = None,
+) -> ExitCode:
     """Run all until they have ended; how the process is to end.
 
     A group whose ``run`` fails halts, and its siblings go on.
@@ -50,6 +57,7 @@ async def run_groups(groups: Sequence[Group], stop: asyncio.Event, hurry: asynci
     Args:
         stays_up: when every group has ended and one of them has halted, wait for ``stop`` all the same: somebody may
             want to ask why (the health port is served meanwhile).
+        linger: else waits for whoever comes by to see why; given ``stop``, which ends it.
 
     Raises:
         Exception: of the first group, when none got as far as being ready: that is a start that failed, with the
@@ -65,6 +73,8 @@ async def run_groups(groups: Sequence[Group], stop: asyncio.Event, hurry: asynci
         if stays_up and not stop.is_set():
             log.error("nothing runs any more; health is served until a signal")
             await stop.wait()
+        elif linger is not None and not stop.is_set():
+            await linger(stop)
         return ExitCode.UNEXPECTED
     interrupted = hurry.is_set() or any(end.interrupted for end in ends)
     return ExitCode.INTERRUPTED if interrupted else ExitCode.OK

@@ -22,6 +22,7 @@ from jm_cli.misspelt import misspelt
 from jm_cli.redaction import redact
 from jm_cli.role_settings import HealthOptions
 from jm_cli.running import run_for_long
+from jm_cli.scrapes import Scrapes
 from jm_cli.telemetry import Identity, telemetry
 from jm_cli.telemetry_options import TelemetryOptions
 from jm_cli.version import version
@@ -99,20 +100,23 @@ def serve(
     add_facts()
     if len(identity.instances) == 1:  # also for what is logged before and after the group runs
         set_group(identity.service, identity.instances[0], ",".join(identity.clusters))
-    with telemetry(told, identity):
-        code = run_for_long(_serve(make, identity.service, rule, health))
+    with telemetry(told, identity) as scrapes:
+        code = run_for_long(_serve(make, identity.service, rule, health, scrapes))
     if code is not ExitCode.OK:
         raise typer.Exit(code)
 
 
-async def _serve(make: Callable[[], Sequence[Group]], service: str, rule: str, health: HealthOptions) -> ExitCode:
+async def _serve(
+    make: Callable[[], Sequence[Group]], service: str, rule: str, health: HealthOptions, scrapes: Scrapes
+) -> ExitCode:
     signals = StopSignals(rule)
     with signals.installed():
         _mention_misspelt()
         log.info("process starts", extra={"role": service, "pid": os.getpid(), "version": version()})
         groups = make()
         async with health_port([group.board for group in groups], health):
-            return await run_groups(groups, signals.stop, signals.hurry, stays_up=health.health_port is not None)
+            stays_up = health.health_port is not None
+            return await run_groups(groups, signals.stop, signals.hurry, stays_up=stays_up, linger=scrapes.linger)
 
 
 @asynccontextmanager

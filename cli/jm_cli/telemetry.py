@@ -17,6 +17,7 @@ from importlib.metadata import entry_points
 from typing import Any, Final
 
 from jm_cli.exits import UsageError
+from jm_cli.scrapes import Scrapes
 from jm_cli.telemetry_options import TelemetryOptions
 from jm_cli.version import version
 from jm_core.errors import InvalidSettingError
@@ -48,19 +49,23 @@ class Identity:
 
 
 @contextmanager
-def telemetry(options: TelemetryOptions, identity: Identity) -> Iterator[None]:
+def telemetry(options: TelemetryOptions, identity: Identity) -> Iterator[Scrapes]:
     """Traces and metrics for as long as the block runs; what is buffered at its end is sent within ``SHUTDOWN_S``.
+
+    Returns:
+        who reads the page for Prometheus; nobody does if there is none.
 
     Raises:
         UsageError: an exporter that is asked for is not installed.
         InvalidSettingError: the port for Prometheus cannot be opened.
     """
+    scrapes = Scrapes()
     with ExitStack() as stack:
         if wanted(options):
             resource = _resource(identity)
-            ends = [*_start_traces(options, resource), *_start_metrics(options, resource, stack)]
+            ends = [*_start_traces(options, resource), *_start_metrics(options, resource, stack, scrapes)]
             stack.callback(_end_all, ends)
-        yield
+        yield scrapes
 
 
 def wanted(options: TelemetryOptions) -> bool:
@@ -114,7 +119,9 @@ def _start_traces(options: TelemetryOptions, resource: Any) -> list[Callable[[],
     return [provider.shutdown]
 
 
-def _start_metrics(options: TelemetryOptions, resource: Any, stack: ExitStack) -> list[Callable[[], None]]:
+def _start_metrics(
+    options: TelemetryOptions, resource: Any, stack: ExitStack, scrapes: Scrapes
+) -> list[Callable[[], None]]:
     from opentelemetry import metrics  # noqa: PLC0415
     from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415
     from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader  # noqa: PLC0415
@@ -122,7 +129,7 @@ def _start_metrics(options: TelemetryOptions, resource: Any, stack: ExitStack) -
     exporter = _exporter("metrics", "OTEL_METRICS_EXPORTER", options)
     readers: list[Any] = []
     if options.prometheus_port is not None:
-        readers.append(_serve_prometheus(options, stack))
+        readers.append(_serve_prometheus(options, stack, scrapes))
     if exporter is not None:
         readers.append(exporter if isinstance(exporter, MetricReader) else PeriodicExportingMetricReader(exporter))
     if not readers:
@@ -157,28 +164,30 @@ def _end(end: Callable[[], None]) -> None:
 # -- Prometheus
 
 
-def _serve_prometheus(options: TelemetryOptions, stack: ExitStack) -> Any:
+def _serve_prometheus(options: TelemetryOptions, stack: ExitStack, scrapes: Scrapes) -> Any:
     """A port of its own, in threads of its own: a scrape is answered also while the event loop is blocked."""
-    reader_class, registry_class, start = _prometheus()
+    reader_class, registry_class, process, start = _prometheus()
     registry, host, port = registry_class(), options.prometheus_host, options.prometheus_port
+    process(registry=registry)  # the process' own, its start among them: alerts tell young totals from old ones by it
     try:
         server, _ = start(port, addr=host, registry=registry)
     except (OSError, OverflowError, UnicodeError) as error:
         raise InvalidSettingError(
             f"the port for Prometheus {host}:{port} cannot be used: {error}; choose another --prometheus-port"
         ) from None
+    registry.register(scrapes)
     stack.callback(_close, server)
     log.info("metrics are served", extra={"host": host, "port": server.server_port})
     return reader_class(registry=registry)
 
 
-def _prometheus() -> tuple[Any, Any, Any]:
+def _prometheus() -> tuple[Any, Any, Any, Any]:
     try:
         from opentelemetry.exporter.prometheus import PrometheusMetricReader  # noqa: PLC0415
-        from prometheus_client import CollectorRegistry, start_http_server  # noqa: PLC0415
+        from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server  # noqa: PLC0415
     except ImportError:
         raise UsageError(f"--prometheus-port needs opentelemetry-exporter-prometheus; {_EXTRA}") from None
-    return PrometheusMetricReader, CollectorRegistry, start_http_server
+    return PrometheusMetricReader, CollectorRegistry, ProcessCollector, start_http_server
 
 
 def _close(server: Any) -> None:

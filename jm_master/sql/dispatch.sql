@@ -46,7 +46,7 @@ WITH term AS MATERIALIZED (
     RETURNING j.id, j.dispatch, j.run_at,
               json_build_array(j.id, j.handler, j.args, j.dispatch, j.attempt + 1, j.max_attempts + j.excused,
                                extract(epoch FROM j.run_at), j.timeout_s, j.metadata, j.trace, j.losses,
-                               j.run_at = j.queued_at)::text AS run
+                               j.run_at = j.queued_at, coalesce(j.started_at >= j.run_at, false))::text AS run
 ), timed AS (
     SELECT *, CASE WHEN run_at > now() + $9::float8 * interval '1 second'
                    THEN floor(extract(epoch FROM run_at))::bigint ELSE 0 END AS second
@@ -75,7 +75,7 @@ SELECT o.outbox_id::text, o.bucket_id, extract(epoch FROM o.deliver_at)::float8 
     SELECT '[' || string_agg(
                json_build_array(j.id, j.handler, j.args, j.dispatch, j.attempt + 1, j.max_attempts + j.excused,
                                 extract(epoch FROM j.run_at), j.timeout_s, j.metadata, j.trace, j.losses,
-                                j.run_at = j.queued_at)::text,
+                                j.run_at = j.queued_at, coalesce(j.started_at >= j.run_at, false))::text,
                ',' ORDER BY u.place) || ']' AS body
       FROM unnest(o.job_ids, o.dispatches) WITH ORDINALITY AS u(id, dispatch, place)
       JOIN jobmaster.job AS j ON j.id = u.id AND j.dispatch = coalesce(u.dispatch, 1) AND j.status = 2

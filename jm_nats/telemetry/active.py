@@ -15,7 +15,10 @@ class Active:
 
 
 def refresh() -> None:
-    """Look again. The API's own proxy providers record nothing, so only an SDK's counts."""
-    provider = trace.get_tracer_provider()
-    Active.tracing = not isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider)
-    Active.metering = type(metrics.get_meter_provider()).__module__.startswith("opentelemetry.sdk")
+    """Look again. The API's own providers, proxies and no-ops, record nothing; any other counts, whoever made it."""
+    Active.tracing = _is_real(trace.get_tracer_provider())
+    Active.metering = _is_real(metrics.get_meter_provider())
+
+
+def _is_real(provider: object) -> bool:
+    return not type(provider).__module__.startswith(("opentelemetry.trace", "opentelemetry.metrics"))

@@ -7,6 +7,7 @@ histograms have no such way; who records often takes samples (``Sampler``).
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import defaultdict
@@ -20,9 +21,12 @@ from opentelemetry.metrics import Observation
 from jm_nats.telemetry import names
 from jm_nats.telemetry.active import Active
 from jm_nats.telemetry.names import Kind, Spec
+from jm_nats.troubles import trouble
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+
+log = logging.getLogger("jobmaster.telemetry")
 
 Attributes = tuple[tuple[str, str], ...]
 Values = dict[Attributes, float]
@@ -104,7 +108,7 @@ class Counter:
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
         self._sums: dict[Attributes, int] = defaultdict(int)
-        self._kept: list[tuple[Attributes, Kept]] = []
+        self._kept: list[tuple[Group, Attributes, Kept]] = []
         _meter.create_observable_counter(spec.name, [self.observe], spec.unit, spec.description)
 
     def add(self, count: int, attributes: Attributes = ()) -> None:
@@ -116,13 +120,22 @@ class Counter:
 
     def count_all_of(self, kept: Kept, attributes: Attributes) -> None:
         """Besides what is added: how many values ``kept`` has been given."""
+        group = _group.get()
         with _lock:
-            self._kept.append((attributes_of(_group.get(), self.spec) + attributes, kept))
+            self._kept.append((group, attributes_of(group, self.spec) + attributes, kept))
+
+    def forget(self, group: Group) -> None:
+        """It has ended: what was kept of it is added up."""
+        with _lock:
+            for owner, attributes, kept in self._kept:
+                if owner == group:
+                    self._sums[attributes] += kept.total
+            self._kept = [entry for entry in self._kept if entry[0] != group]
 
     def observe(self, _: object = None) -> Iterator[Observation]:
         with _lock:
             sums = defaultdict(int, self._sums)
-            for attributes, kept in self._kept:
+            for _, attributes, kept in self._kept:
                 sums[attributes] += kept.total
         for attributes, total in sums.items():
             yield Observation(total, dict(attributes))
@@ -188,10 +201,20 @@ def flush(group: Group) -> Iterator[None]:
     """Once a second, by the group's own thread. Between two steps others may have their turn: one takes up to a
     millisecond.
     """
-    for kept in list(_kept[group]):
+    for kept in list(_kept.get(group, ())):
         if kept.values:
             kept.flush()
             yield
+
+
+def forget(group: Group) -> None:
+    """At its end, by its own thread: record what is left, and hold nothing for it any more. Its sums stay."""
+    for _ in flush(group):
+        pass
+    for each in _counters.values():
+        each.forget(group)
+    with _lock:
+        _kept.pop(group, None)
 
 
 class Sampled:
@@ -299,13 +322,18 @@ class Gauge:
         _meter.create_observable_gauge(spec.name, [self.observe], spec.unit, spec.description)
 
     def observe(self, _: object = None) -> Iterable[Observation]:
+        """An owner that cannot answer, while it starts or ends perhaps, must not hide the others."""
         with _lock:
             owners = list(_owners)
-        return [
-            Observation(value, dict(attributes))
-            for owner in owners
-            for attributes, value in owner.values_of(self.spec).items()
-        ]
+        found: list[Observation] = []
+        for owner in owners:
+            try:
+                values = owner.values_of(self.spec)
+            except Exception as error:  # noqa: BLE001 - whatever its question raises
+                trouble(log, "a gauge cannot be asked", {"gauge": self.spec.name, "problem": repr(error)})
+                continue
+            found += [Observation(value, dict(attributes)) for attributes, value in values.items()]
+        return found
 
 
 # -- all of them

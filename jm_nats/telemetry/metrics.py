@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from jm_core.health import Invariant
 from jm_nats.telemetry import names
 from jm_nats.telemetry.active import Active
-from jm_nats.telemetry.instruments import Gauges, Group, as_group, bounded, counter, current_group, histogram
+from jm_nats.telemetry.instruments import Gauges, Group, as_group, bounded, counter, current_group, forget, histogram
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from jm_nats.telemetry.instruments import Attributes, Kept, Sampled
 
 SYSTEM: Final = (names.SYSTEM, "jobmaster")
@@ -64,6 +66,8 @@ class RouteMeasures:
         self._route = (lane, priority)
         self._starts: tuple[Kept, Kept] | None = None
         self._runs: dict[tuple[str, str, str], Kept] = {}
+        if Active.metering:
+            counter(names.QUARANTINED).add(0, route(lane, priority))
 
     def started(self, late_s: float, *, was_due_at_once: bool) -> None:
         """Args: was_due_at_once: and this is its first start, so that its due time is when it was submitted."""
@@ -106,6 +110,15 @@ class RouteMeasures:
                 counter(names.ATTEMPTS).count_all_of(kept, attributes)
         self._runs[key] = _runs[full]
         return _runs[full]
+
+
+def group_ended(group: Group) -> None:
+    """Record what is left of it and keep nothing more: workers with ever new names may come and go in a process."""
+    forget(group)
+    known: dict[tuple[object, ...], Any]
+    for known in (_runs, _starts):
+        for key in [key for key in known if key[0] == group]:
+            del known[key]
 
 
 def jobs_taken(count: int, lane: str, priority: str) -> None:
@@ -158,10 +171,15 @@ _leading: Final[ContextVar[Gauges | None]] = ContextVar("jobmaster_leading", def
 _duty: Final[ContextVar[str]] = ContextVar("jobmaster_duty", default="")
 
 
-def enter_term(gauges: Gauges) -> None:
-    """What this task and those it starts say as the leader is said by ``gauges``, and gone with it."""
+def enter_term(gauges: Gauges, term: int, duties: Iterable[str]) -> None:
+    """What this task and those it starts say as the leader is said by ``gauges``, and gone with it.
+
+    Every duty counts from now on: one that never succeeds in this term must grow old, too.
+    """
     _leading.set(gauges)
     counter(names.LEADERSHIP_CHANGES).add(1)
+    gauges.say(names.LEADERSHIP_TERM, term)
+    gauges.say_all(names.DUTY_SUCCEEDED, {((names.DUTY, duty),): time.time() for duty in duties})
 
 
 def enter_duty(name: str) -> None:

@@ -39,16 +39,18 @@ ATTRIBUTES: Final = {
     WORKER: "worker id; on gauges only, so that no histogram is multiplied by it",
     AGENT: "on what a coordinator measures, only where the agent has a name other than `main`",
     HANDLER: f"one that the worker has; the first {VALUES_MAX} of a process, then `{OTHER}`",
-    LANE: f"the first {VALUES_MAX} of a process, then `{OTHER}`",
+    LANE: f"the first {VALUES_MAX} of a process, then `{OTHER}`; in what the leader says of its queues the "
+    f"{VALUES_MAX} that have workers or wait longest now. What is `{OTHER}` in one process may have its name in "
+    "another: a query that joins two of them leaves it out",
     PRIORITY: "`very_low`, `low`, `medium`, `high`, `critical`",
     OUTCOME: "`succeeded`, `failed`, `timed_out`, `cancelled`, `interrupted`",
     STATE: "of jobs: `due` (on the master), `in_bucket`, `processing`; of buckets: their status, `fallback` for an "
     "active one that stands in for others",
     STAGE: "`save` (front door to Postgres), `record` (outcomes to Postgres)",
-    STALL: "`loop` (the event loop stood still for more than 1 s), `handler_blocks` (and a handler was found to be "
-    "why), `heartbeat_withheld` (it stands still for so long that the worker is given up), `pull` (a standing pull "
-    "request was not heard of and is made anew), `no_progress` (a loop that must succeed now and then has not: the "
-    "group is unhealthy)",
+    STALL: "`loop` (the event loop stood still for more than 1 s), `handler_blocks` (and a handler was caught at a "
+    "heartbeat; one that blocks for a few seconds may get away), `heartbeat_withheld` (it stands still for so long "
+    "that the worker is given up), `pull` (a standing pull request was not heard of and is made anew), `no_progress` "
+    "(a loop that must succeed now and then has not: the group is unhealthy)",
     HEALTH: "`healthy`, `degraded`, `unhealthy`",
     STORE: "`nats`, `postgres`",
     DUTY: "name of a leader's duty",
@@ -147,7 +149,8 @@ START_LATENCY: Final = _histogram(
 )  # fmt: skip
 START_LATENESS: Final = _histogram(
     "jobmaster.start.lateness", "s", By.WORKER, _ROUTE,
-    "From the due time of an attempt, a retry's too, to its start (sampled as run times are)",
+    "From the due time of an attempt, a retry's too, to its start (sampled as run times are). What was interrupted or "
+    "lost and starts again has none: its due time is that of the attempt before",
 )  # fmt: skip
 SLOTS: Final = _gauge("jobmaster.slots", "{slot}", By.WORKER, (WORKER,), "Slots that the worker has")
 RUNNING: Final = _gauge("jobmaster.slots.running", "{slot}", By.WORKER, (WORKER,), "Slots in which a handler runs")
@@ -195,6 +198,10 @@ LEADERSHIP_CHANGES: Final = _counter(
 
 # -- the leader's
 
+LEADERSHIP_TERM: Final = _gauge(
+    "jobmaster.leadership.term", "{number}", By.LEADER, (),
+    "Number of the term that this coordinator leads in: each new leader's, a restarted process' too, is higher",
+)  # fmt: skip
 DEPTH_MAX: Final = 100_000
 QUEUE_DEPTH: Final = _gauge(
     "jobmaster.queue.depth", "{job}", By.LEADER, (*_ROUTE, STATE),
@@ -204,7 +211,8 @@ QUEUE_DEPTH: Final = _gauge(
 )  # fmt: skip
 OLDEST_DUE_AGE: Final = _gauge(
     "jobmaster.queue.oldest_due_age", "s", By.LEADER, _ROUTE,
-    "For how long the oldest due job that has not started has been due; 0: none waits",
+    "For how long the oldest due job that is not running has been due, or where it has run since, has been back; 0: "
+    "none waits",
 )  # fmt: skip
 PENDING: Final = _gauge(
     "jobmaster.pending", "{message}", By.LEADER, (), "Messages in the front door that are not yet in Postgres"
@@ -248,7 +256,8 @@ SKIPPED: Final = _counter(
 )  # fmt: skip
 DUTY_SUCCEEDED: Final = _gauge(
     "jobmaster.duty.succeeded", "s", By.LEADER, (DUTY,),
-    "When a duty of the leader last completed a pass, as Unix time; every duty passes once a minute at least",
+    "When a duty of the leader last completed a pass, or where it has not yet in this term, when the term began, as "
+    "Unix time; every duty passes once a minute at least",
 )  # fmt: skip
 REMOVED: Final = _counter("jobmaster.retention.removed", "{job}", By.LEADER, (), "Ended jobs removed by retention")
 UNSERVED: Final = _gauge(

@@ -1,15 +1,17 @@
 """Spans: one of a submission, one of each attempt, both by the messaging conventions of OpenTelemetry.
 
 The trace travels inside the job (its ``trace`` field, recorded with it), so it is there before anything can start, and
-a retry, a requeue or another worker finds it again. What a handler is called is the destination, the bucket the
-partition of it: few names, and those that a person looks for. Nothing else makes a span: a poll that brings nothing, a
-batch that Postgres stores for many traces at once are measured, not traced.
+a retry, a requeue or another worker finds it again. A job without one (a schedule's) has none to carry: each of its
+attempts begins a trace, and the job's id is what they have in common. What a handler is called is the destination, the
+bucket the partition of it: few names, and those that a person looks for. Nothing else makes a span: a poll that brings
+nothing, a batch that Postgres stores for many traces at once are measured, not traced.
 
 No text of an error and no argument is put on a span: who may look at traces may not look at payloads.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, Final
 
 from opentelemetry import context as otel_context
@@ -25,6 +27,7 @@ from jm_nats.telemetry.active import Active
 SYSTEM: Final = "jobmaster"
 OPERATION_SUBMIT: Final = "submit"
 OPERATION_PROCESS: Final = "process"
+LINKS_MAX: Final = 100  # an SDK drops those beyond 128
 
 _tracer = trace.get_tracer("jobmaster")
 # Of what OTEL_PROPAGATORS may name, only this one's header is what a job carries.
@@ -35,7 +38,8 @@ _w3c: Final = TraceContextTextMapPropagator()
 def submitting(jobs: Sequence[Submission]) -> Iterator[None]:
     """A producer span around sending ``jobs`` in one message; each that has no ``trace`` yet carries it.
 
-    One job that came with a trace of its own keeps that, and the span joins it.
+    One job that came with a trace of its own keeps that, and the span joins it; where there is a current span, which it
+    belongs to, or several jobs, it is linked to theirs.
     """
     if not Active.tracing:
         yield
@@ -55,12 +59,20 @@ def submitting(jobs: Sequence[Submission]) -> Iterator[None]:
     if len(handlers) == 1:
         attributes["messaging.destination.name"] = attributes["jobmaster.handler"] = jobs[0].handler
     name = f"{OPERATION_SUBMIT} {jobs[0].handler}" if len(handlers) == 1 else OPERATION_SUBMIT
-    with _span(name, parent, SpanKind.PRODUCER, attributes):
+    links = _links_to(jobs) if parent is None else []
+    with _span(name, parent, SpanKind.PRODUCER, attributes, links):
         carried = current_traceparent()
         for job in jobs:
             if job.trace is None:
                 job.trace = carried
         yield
+
+
+def _links_to(jobs: Sequence[Submission]) -> list[Link]:
+    """Each trace that jobs came with, once."""
+    own = dict.fromkeys(job.trace for job in jobs if job.trace is not None)
+    contexts = [_extracted(traceparent) for traceparent in islice(own, LINKS_MAX)]
+    return [Link(trace.get_current_span(context).get_span_context()) for context in contexts if context is not None]
 
 
 @contextmanager

@@ -257,7 +257,7 @@ class Engine:
         run, reporter = held.run, held.port.reporter
         reason = cut_text(reason, limits.ERROR_BYTES_MAX)
         facts = {"job_id": run.id, "attempt": run.attempt, "handler": run.handler, "bucket": held.port.bucket}
-        trouble(log, "job quarantined", facts | {"reason": reason})
+        trouble(log, "job quarantined", facts | {"reason": reason}, about=run.handler)
         reporter.add(Quarantined(run.id, run.dispatch, self._clock.now(), reason), size=200 + len(reason))
         telemetry.job_quarantined(held.port.lane, held.port.priority.label)
         self._close(held)

@@ -114,7 +114,7 @@ class Execution:
         self.started_at = self.clock.now()
         self.started_loop_s = asyncio.get_running_loop().time()
         self._deadline_s = self.started_loop_s + self.run.timeout_s
-        if telemetry.Active.metering:
+        if telemetry.Active.metering and not self.run.has_run:
             run = self.run
             is_first = run.due_at_once and run.attempt == 1
             self.port.measures.started(self.started_at - run.run_at, was_due_at_once=is_first)

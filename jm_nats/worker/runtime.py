@@ -103,7 +103,7 @@ class Worker:
         group = telemetry.Group(self.app.cluster, "worker", self.config.worker_id)
         async with AsyncExitStack() as stack:
             gauges = stack.enter_context(measured(self.board, group, {"nats": NATS}))
-            stack.callback(lambda: list(telemetry.flush(group)))
+            stack.callback(telemetry.group_ended, group)
             WorkerGauges(self, lambda: self._parts).ask_with(gauges)
             link = await connect(self.app.nats_config(), client_name=f"jobmaster worker {self.config.worker_id}")
             stack.push_async_callback(link.close)

@@ -37,7 +37,8 @@ class LoopPulse:
     """Whether the event loop turns, and who holds it up when it does not.
 
     ``last_tick_s``, ``lag_s`` are read by the heartbeat's thread, which also calls ``look``: it is the only one that
-    can say anything while the loop is blocked.
+    can say anything while the loop is blocked. It comes by once a heartbeat, so a block of a few seconds may be over
+    before anybody has looked whose it is.
     """
 
     def __init__(self, culprit: Culprit) -> None:
@@ -74,7 +75,7 @@ class LoopPulse:
                 extra=extra | {"handler": name},
             )
         else:
-            log.warning("event loop stood still: the process was frozen, or the machine is overloaded", extra=extra)
+            log.warning("event loop stood still; no handler was caught at it", extra=extra)
 
     def look(self) -> None:
         """From the heartbeat's thread: name who blocks the loop, once for each time that it is blocked."""
@@ -82,7 +83,7 @@ class LoopPulse:
         if late_s <= BLOCKED_S or self._named_s == self.last_tick_s:
             return
         name, where = self._culprit.find()
-        if name:  # else we were frozen, or the machine is busy
+        if name:  # else it is between two handlers, or we were frozen, or the machine is busy
             self._named_s, self._name = self.last_tick_s, name
             telemetry.stalled("handler_blocks")
             log.warning(

@@ -11,10 +11,17 @@ import time
 import urllib.request
 
 import pytest
+from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
+from jm_cli import scrapes
 from jm_cli.exits import ExitCode
+from jm_core import wire
 from jm_nats import submission
+from jm_nats.config import NatsConfig
+from jm_nats.connection import connect
+from jm_nats.kv import CasKv
+from jm_nats.subjects import Names
 from tests.support.cli import Running, environment, jm
 from tests.support.otlp import Collector, dead_port, silent_port
 from tests.support.processes import Cluster
@@ -168,6 +175,50 @@ async def test_what_is_scraped_can_be_read_by_prometheus(cluster, tmp_path):
     (target,) = [sample.labels for sample in families["target_info"].samples]
     assert (target["service_name"], target["service_instance_id"]) == ("jobmaster-worker", "w-1")
     assert target["jobmaster_cluster"] == cluster.name
+    (start,) = families["process_start_time_seconds"].samples  # alerts tell young totals from old ones by it
+    assert abs(time.time() - start.value) < 60
+
+
+async def taken_over(cluster, name):
+    """Another process has the name of a worker: an invariant is broken, and it fails stop."""
+    async with await connect(NatsConfig(servers=(cluster.nats_url,)), client_name="test") as link:
+        kv = await CasKv.open(link, Names(cluster.name).workers_kv)
+        entry = await kv.get(name)
+        record = structs.replace(wire.decode_worker(entry.value), incarnation="another", pid=1, host="elsewhere")
+        await kv.put(name, wire.encode(record))
+
+
+def violations(port):
+    samples = scraped(port)["jobmaster_invariant_violations"].samples
+    return {s.labels["jobmaster_invariant"]: s.value for s in samples if s.name.endswith("_total")}
+
+
+async def test_a_process_that_failed_stop_is_there_until_it_was_scraped(cluster, tmp_path):
+    await cluster.start_coordinator().wait_ready()
+    flags = ("--prometheus-port", "0", "--name", "w-1")
+    with Running("worker", APP, *flags, cwd=tmp_path, **settings(cluster)) as worker:
+        port = await port_of(worker)
+        await worker.wait_for("worker ready")
+        assert violations(port)["worker_id_taken"] == 0
+        await taken_over(cluster, "w-1")
+        await worker.wait_for("metrics are served until they were read")
+        families = scraped(port)
+        assert [sample.value for sample in families["jobmaster_group_health"].samples] == [2]
+        assert violations(port)["worker_id_taken"] == 1
+        assert await worker.wait_exit() == ExitCode.UNEXPECTED
+
+
+async def test_a_process_that_failed_stop_and_is_told_to_stop_waits_for_no_scrape(cluster, tmp_path):
+    await cluster.start_coordinator().wait_ready()
+    with Running("worker", APP, "--prometheus-port", "0", "--name", "w-1", cwd=tmp_path, **settings(cluster)) as worker:
+        port = await port_of(worker)
+        await worker.wait_for("worker ready")
+        scraped(port)
+        await taken_over(cluster, "w-1")
+        await worker.wait_for("metrics are served until they were read")
+        began_s = time.monotonic()
+        assert await worker.end() == ExitCode.UNEXPECTED
+        assert time.monotonic() - began_s < scrapes.LINGER_S / 4
 
 
 async def test_each_of_several_processes_has_a_port_of_its_own(cluster, tmp_path):

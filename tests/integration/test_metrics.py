@@ -10,6 +10,7 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+import asyncpg
 import pytest
 
 from jm_core import wire
@@ -41,12 +42,13 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
     from jm_nats.embedded import NatsServer
+    from jm_nats.telemetry import Gauges
 
 LEADERS_ALONE: Final = {spec.name for spec in names.SPECS if spec.by is By.LEADER and spec.kind is Kind.GAUGE}
 WORKERS_ALONE: Final = {spec.name for spec in names.SPECS if spec.by is By.WORKER and spec.kind is Kind.GAUGE}
 DUTIES: Final = {
     "settings", "agents", "outbox", "recorder", "writer", "assigner", "undertaker", "fallback", "canceller", "control",
-    "retention", "reconciler", "planner", "declarations",
+    "retention", "reconciler", "planner", "declarations", "queue look",
 }  # fmt: skip
 
 # (metric, attributes without their prefix) -> what the sum of its points must be; of a histogram, of its counts.
@@ -85,6 +87,7 @@ EXPECTED: Final[dict[tuple[str, str], Callable[[float], bool]]] = {
     ("jobmaster.invariant.violations", ""): lambda n: n == 0,  # shown, and none; see test_health_board
     ("jobmaster.leader", ""): lambda n: n == 1,
     ("jobmaster.leadership.changes", ""): lambda n: n == 1,
+    ("jobmaster.leadership.term", ""): lambda n: n == 1,
     ("jobmaster.queue.depth", "lane=unserved priority=medium state=due"): lambda n: n == 1,
     ("jobmaster.queue.depth", "lane=default priority=medium state=processing"): lambda n: n == 1,
     ("jobmaster.queue.oldest_due_age", "lane=unserved priority=medium"): lambda s: 1 < s < 120,
@@ -159,6 +162,10 @@ async def test_every_metric_of_the_table_is_measured(nats_server: NatsServer, da
         assert is_right(total), f"{name} with {wanted} is {total}"
     check_against_the_table(shown, cluster_name)
     check_amounts(shown)
+    # Nothing of the last second is lost: the job that was cancelled at the end is recorded, too.
+    ended = [point["value"] for point in said["all_stopped"][names.ATTEMPTS.name]["points"]]
+    recorded = [point["count"] for point in said["all_stopped"][names.PROCESS_DURATION.name]["points"]]
+    assert sum(ended) == sum(recorded) > 0
     assert {point["attributes"][names.DUTY] for point in shown["jobmaster.duty.succeeded"]["points"]} == DUTIES
     # What is gone says nothing any more; what counted goes on.
     gone = shown.keys() - said["coordinator_stopped"].keys()
@@ -235,6 +242,40 @@ async def test_what_a_deposed_leader_said_is_gone_while_it_lives_on(
         finally:
             lasting.cancel()
     assert not values_of(names.GROUP_HEALTH, cluster_name)
+
+
+async def test_each_duty_of_a_term_counts_from_its_start_and_passes(
+    nats_server: NatsServer, database: str, cluster_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A term that begins with a duty that hangs shows it, with the age of the term (here: since 1970)."""
+    monkeypatch.setattr(telemetry.Active, "metering", True)
+    monkeypatch.setattr(telemetry, "refresh", lambda: None)
+    begin = telemetry.enter_term
+
+    def long_ago(gauges: Gauges, term: int, duties: tuple[str, ...]) -> None:
+        begin(gauges, term, duties)
+        gauges.say_all(names.DUTY_SUCCEEDED, {((names.DUTY, duty),): 0.0 for duty in duties})
+
+    monkeypatch.setattr(telemetry, "enter_term", long_ago)
+    locker = await asyncpg.connect(database)
+    try:
+        async with coordinating(nats_server.url, database, cluster_name):
+            await wait_until(lambda: stale_duties(cluster_name) == set(), what="each has passed")
+        async with locker.transaction():
+            await locker.execute("LOCK TABLE jobmaster.schedule IN ACCESS EXCLUSIVE MODE")
+            async with coordinating(nats_server.url, database, cluster_name):
+                hang = {"planner", "declarations"}
+                await wait_until(lambda: stale_duties(cluster_name) == hang, what="all others have passed")
+    finally:
+        await locker.close()
+
+
+def stale_duties(cluster: str) -> set[str] | None:
+    """None: nobody leads."""
+    values = values_of(names.DUTY_SUCCEEDED, cluster)
+    shown = {dict(key)[names.DUTY]: at for key, at in values.items()}
+    assert not shown or set(shown) == DUTIES
+    return {duty for duty, at in shown.items() if at == 0} if shown else None
 
 
 async def lead_elsewhere(kv: CasKv) -> None:

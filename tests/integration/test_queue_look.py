@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import asyncpg
@@ -125,7 +126,81 @@ async def test_who_has_nothing_to_do_has_done_it(database, monkeypatch):
     passed = []
     monkeypatch.setattr(telemetry, "duty_passed", passed.append)
     await looked(database, Gauges(GROUP), Link({"PENDING": 0, "EVENTS": 3}))
-    assert passed == ["writer"]
+    assert passed == ["writer", "queue look"]
+
+
+async def test_a_look_that_sees_not_everything_has_not_passed_and_shows_the_rest(database, db, monkeypatch, caplog):
+    passed = []
+    monkeypatch.setattr(telemetry, "duty_passed", passed.append)
+    monkeypatch.setattr(queue_look, "PATIENCE_S", 0.5)
+    await put(db, 3)
+    await put(db, 2, status=2)
+    gauges = Gauges(GROUP)
+    async with Database(PostgresConfig(dsn=database)) as opened, locked(database, "outbox"):
+        await QueueLook(Link({"PENDING": 1, "EVENTS": 3}), Names("c"), opened, RegistryView(), gauges).look_once()
+    assert sum(said(gauges, names.QUEUE_DEPTH).values()) == 5
+    assert said(gauges, names.OLDEST_DUE_AGE)
+    assert said(gauges, names.OUTBOX_SIZE) == {}
+    assert passed == []
+    assert "outbox_size" in [getattr(record, "query", "") for record in caplog.records]
+    await looked(database, gauges, Link(None))
+    assert passed == []
+    assert said(gauges, names.OUTBOX_SIZE) == {(): 0}
+
+
+@asynccontextmanager
+async def locked(database, table):
+    """As a migration or somebody's ALTER TABLE does it."""
+    other = await asyncpg.connect(database)
+    try:
+        async with other.transaction():
+            await other.execute(f"LOCK TABLE jobmaster.{table} IN ACCESS EXCLUSIVE MODE")
+            yield
+    finally:
+        await other.close()
+
+
+async def test_half_of_what_makes_up_an_age_shows_none():
+    row = {"lane": "mail", "priority": 3, "status": 2, "jobs": 2, "age_s": 9.0}
+    served = {("mail", 3)}
+    assert queue_look.queues([row], [row], served)[1]
+    depth, age = queue_look.queues(None, [row], served)
+    assert (sorted(key[2][1] for key in depth), age) == (["in_bucket", "processing"], {})
+    depth, age = queue_look.queues([row], None, served)
+    assert (sorted(key[2][1] for key in depth), age) == (["due"], {})
+
+
+async def test_what_ran_for_hours_and_was_interrupted_waits_since_it_is_back(database, db):
+    for status, agent in ((1, ""), (2, "")):
+        await put(db, 1, status=status, agent=agent, due_s=10_800, lane="long")
+        await put(db, 1, status=status, agent=agent, due_s=40, lane="other")
+    await db.execute("UPDATE jobmaster.job SET started_at = run_at + interval '1 second' WHERE lane = 'long'")
+    await db.execute(
+        "INSERT INTO jobmaster.attempt (job_id, attempt, dispatch, outcome, finished_at)"
+        " SELECT id, 1, 1, 'interrupted', now() - interval '20 seconds' FROM jobmaster.job WHERE lane = 'long'"
+    )
+    gauges = Gauges(GROUP)
+    await looked(database, gauges, Link({"PENDING": 0, "EVENTS": 0}))
+    age = {lane: round(s, -1) for (lane, _), s in said(gauges, names.OLDEST_DUE_AGE).items()}
+    assert age == {"long": 20, "other": 40}
+    # A retry's due time is a new one, and holds.
+    await db.execute("UPDATE jobmaster.job SET run_at = now() - interval '10 seconds' WHERE lane = 'long'")
+    await looked(database, gauges, Link({"PENDING": 0, "EVENTS": 0}))
+    assert round(said(gauges, names.OLDEST_DUE_AGE)["long", "medium"], -1) == 10
+
+
+def test_lanes_are_named_by_what_there_is_now():
+    def row(lane, age_s):
+        return {"lane": lane, "priority": 3, "jobs": 1, "age_s": age_s}
+
+    gone = [row(f"gone{n}", 1.0) for n in range(2 * names.VALUES_MAX)]
+    first, _ = queue_look.queues(gone, [], set())
+    assert len(first) == names.VALUES_MAX + 1
+    now = [row(f"short{n:03}", float(n)) for n in range(2 * names.VALUES_MAX)]
+    depth, age = queue_look.queues(now, [], {("mine", 3)})
+    lanes = {route[0][1] for route in age}
+    assert lanes == {"mine", names.OTHER} | {f"short{n:03}" for n in range(names.VALUES_MAX + 1, 2 * names.VALUES_MAX)}
+    assert sum(depth.values()) == 2 * names.VALUES_MAX
 
 
 async def test_what_is_not_due_is_never_read_however_much_it_is(database, db):
@@ -137,7 +212,7 @@ async def test_what_is_not_due_is_never_read_however_much_it_is(database, db):
     await db.execute("ANALYZE jobmaster.job")
     sql = named("look")
     due = await rows_read(db, sql["queue_due"], 100_000, 200_000)
-    assert 60 <= due <= 70, "the due ones, and one step from kind to kind"
+    assert 120 <= due <= 130, "the due ones, once for their number and once for their age, and a step from kind to kind"
     assert await rows_read(db, sql["queue_out"], 100_000, "''") == 50
 
 

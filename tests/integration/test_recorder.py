@@ -10,7 +10,7 @@ from msgspec import Raw
 
 from jm_core import wire
 from jm_core.model import AttemptOutcome, ReturnReason
-from jm_core.wire import EventBatch
+from jm_core.wire import EventBatch, Returned
 from tests.support.master import coordinating, finished, job, linked, new_id
 from tests.support.waiting import wait_until
 
@@ -65,6 +65,25 @@ async def test_a_clean_first_success_is_one_update_and_no_attempt(bench, worker,
     assert row["result"] == '{"n": 12345678901234567890}'
     assert row["started_at"] < row["finished_at"]
     assert await attempts_of(db, run) == []
+
+
+async def test_only_what_was_interrupted_says_that_it_has_run_since_it_was_due(bench, worker, db):
+    """For the measurement of how late it starts: a retry has a due time of its own."""
+    run = await start_one(bench, worker)
+    seen = [run.has_run]
+    due = run.run_at
+    for outcome in ("unstarted", "interrupted", "failed", "interrupted"):
+        if outcome == "failed":
+            await worker.report(finished(run, AttemptOutcome.FAILED, error="x", retry_in_s=0.0))
+        else:
+            has_started = outcome == "interrupted"
+            reason = ReturnReason.INTERRUPTED if has_started else ReturnReason.DRAINED
+            started_at = time.time() if has_started else None
+            await worker.report(Returned(run.id, run.dispatch, reason, time.time(), run.attempt, started_at))
+        (run,) = await worker.runs(1)
+        seen.append(run.has_run)
+    assert seen == [False, False, True, False, True]
+    assert run.run_at > due, "of the retry"
 
 
 async def test_a_failure_with_attempts_left_runs_again_after_its_backoff(bench, worker, db):

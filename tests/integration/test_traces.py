@@ -211,6 +211,16 @@ async def test_a_requeue_goes_on_in_the_trace_and_what_has_none_begins_one(clust
     assert (planned.parent_id, planned.links) == ("", ())
 
 
+async def test_without_a_trace_to_carry_each_attempt_begins_one_and_the_job_id_finds_them(cluster, collector):
+    """As docs/tracing.md says."""
+    await started(cluster, collector)
+    job_id = await submitted_in_text(cluster, handler="fails_at_first", args={"secret": "x"})
+    assert await cluster.ended([job_id]) == {"succeeded": 1}
+    runs = by_job(await collector.wait_for_spans(2, "process "))[job_id]
+    assert len({run.trace_id for run in runs}) == 2
+    assert {run.parent_id for run in runs} == {""}
+
+
 async def test_what_is_not_sampled_or_no_trace_at_all_is_run_and_not_recorded_as_one(cluster, collector):
     await started(cluster, collector)
     unsampled_id, unsampled = a_trace(flags="00")

@@ -14,7 +14,7 @@ SCRAPED: Final = {"job", "instance"}  # labels that Prometheus itself adds
 
 def _series() -> dict[str, set[str]]:
     """Every series that is emitted, with its labels, as the exporter for Prometheus writes them."""
-    found: dict[str, set[str]] = {"up": set(SCRAPED)}
+    found: dict[str, set[str]] = {"up": set(SCRAPED), "process_start_time_seconds": set(SCRAPED)}
     for spec in names.SPECS:
         attributes = {*spec.attributes, names.CLUSTER, names.AGENT}
         labels = {attribute.replace(".", "_") for attribute in attributes} | SCRAPED

@@ -21,7 +21,7 @@ from msgspec import Raw
 from jm_core import limits
 from jm_core.model import WEIGHTS, AttemptOutcome, Priority, ReturnReason
 from jm_core.wire import Finished, Progress, Quarantined, Returned, Started
-from jm_nats import JobMaster, log_context
+from jm_nats import JobMaster, log_context, telemetry
 from jm_nats.context import JobContext, NoRetry, Retry
 from jm_nats.errors import AgentError
 from jm_nats.worker import engine as engine_module
@@ -68,6 +68,21 @@ async def test_a_job_never_starts_early_and_hardly_late(app):
     late = [started[run.id] - run.run_at for run in runs]
     assert min(late) >= 0
     assert max(late) < 0.002
+
+
+@scenario
+async def test_what_ran_for_hours_before_it_was_interrupted_is_not_measured_as_late(app, monkeypatch):
+    noop(app)
+    late_s = []
+    monkeypatch.setattr(telemetry.Active, "metering", True)
+    note = lambda _, late, *, was_due_at_once: late_s.append((round(late), was_due_at_once))  # noqa: E731
+    monkeypatch.setattr(telemetry.RouteMeasures, "started", note)
+    bench = Bench(app)
+    bench.start("noop", in_s=-10_800, attempt=2, has_run=True, due_at_once=True)
+    bench.start("noop", in_s=-30, attempt=2)
+    bench.start("noop", in_s=-20, due_at_once=True)
+    await bench.until_ended(3)
+    assert sorted(late_s) == [(20, True), (30, False)]
 
 
 @scenario

@@ -5,8 +5,10 @@ import logging
 
 import pytest
 
+from jm_cli import scrapes as scrapes_module
 from jm_cli.exits import ExitCode
 from jm_cli.groups import Group, run_groups
+from jm_cli.scrapes import Scrapes
 from jm_core.errors import InvalidSettingError
 from jm_core.health import Invariant, InvariantViolatedError
 from jm_nats.errors import AgentUnavailableError
@@ -53,10 +55,10 @@ def groups_of(*processes, **options):
     return [Group(process=p, board=HealthBoard(f"g{i}", "worker"), **options) for i, p in enumerate(processes)]
 
 
-async def run(groups, *, stop_when=None, stays_up=False, hurried=False):
+async def run(groups, *, stop_when=None, stays_up=False, hurried=False, linger=None):
     """The exit code; with ``stop_when`` the stop comes once that is true."""
     stop, hurry = asyncio.Event(), asyncio.Event()
-    running = asyncio.ensure_future(run_groups(groups, stop, hurry, stays_up=stays_up))
+    running = asyncio.ensure_future(run_groups(groups, stop, hurry, stays_up=stays_up, linger=linger))
     async with asyncio.timeout(5):
         if stop_when is not None:
             while not stop_when():
@@ -94,6 +96,34 @@ async def test_with_a_health_port_it_stays_up_until_a_signal(caplog):
     said = lambda: "nothing runs any more" in caplog.text  # noqa: E731
     assert await run(groups, stays_up=True, stop_when=said) is ExitCode.UNEXPECTED
     assert groups[0].board.is_halted
+
+
+async def test_without_a_health_port_it_waits_for_whoever_wants_to_see_why():
+    lingered = []
+
+    async def linger(stop):
+        assert groups[0].board.is_halted
+        lingered.append(stop)
+
+    groups = groups_of(Fake(fails=KeyError("1")))
+    assert await run(groups, linger=linger) is ExitCode.UNEXPECTED
+    assert len(lingered) == 1
+    groups = groups_of(Fake(ends=True))
+    assert await run(groups, linger=linger) is ExitCode.OK
+    assert len(lingered) == 1, "what ended in order is gone at once"
+
+
+async def test_a_page_that_nobody_reads_holds_nobody_up():
+    async with asyncio.timeout(5):
+        await Scrapes().linger(asyncio.Event())
+
+
+async def test_a_page_that_is_read_no_more_holds_nobody_up_for_long(monkeypatch):
+    scrapes = Scrapes()
+    scrapes.collect()
+    monkeypatch.setattr(scrapes_module, "LINGER_S", 0.3)
+    async with asyncio.timeout(5):
+        await scrapes.linger(asyncio.Event())
 
 
 async def test_what_was_known_to_go_wrong_is_logged_without_a_traceback(caplog):

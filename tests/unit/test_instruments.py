@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import gc
 import json
 import re
@@ -14,6 +15,8 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
+from opentelemetry import metrics as otel_metrics
+from opentelemetry import trace
 
 from jm_cli import docs_metrics
 from jm_core import limits
@@ -23,7 +26,7 @@ from jm_nats.board_gauges import measured
 from jm_nats.config import NatsConfig
 from jm_nats.health import HealthBoard
 from jm_nats.subjects import Names
-from jm_nats.telemetry import instruments, names
+from jm_nats.telemetry import active, instruments, metrics, names
 from jm_nats.telemetry.instruments import SAMPLES_PER_S, Gauges, Group, Sampled, bounded
 from jm_nats.telemetry.names import Kind
 from jm_nats.worker.heartbeat import Heartbeat
@@ -72,7 +75,7 @@ def test_the_page_is_the_table():
 
 
 def test_every_name_is_once_and_well_formed():
-    assert len({spec.name for spec in names.SPECS}) == len(names.SPECS) == 45
+    assert len({spec.name for spec in names.SPECS}) == len(names.SPECS) == 46
     for spec in names.SPECS:
         assert re.fullmatch(r"(jobmaster|messaging)(\.[a-z][a-z_]*)+", spec.name)
         assert spec.unit == "s" or re.fullmatch(r"\{[a-z]+\}", spec.unit)
@@ -176,6 +179,44 @@ def test_attempts_are_counted_one_by_one_however_many_are_sampled():
     assert sums(names.ATTEMPTS, handler="flood", cluster="blue") == before + 3 * SAMPLES_PER_S
 
 
+@pytest.mark.usefixtures("metering")
+def test_workers_that_come_and_go_leave_nothing_behind_but_their_sums():
+    before, recorded = sums(names.ATTEMPTS, handler="passing"), Counter()
+
+    def held():
+        kept = sum(len(counter._kept) for counter in instruments._counters.values())
+        return len(instruments._kept), kept, len(metrics._runs), len(metrics._starts)
+
+    at_first = held()
+    for n in range(50):
+        group = Group("blue", "worker", f"passing{n}")
+        with telemetry.as_group(group):
+            measures = telemetry.RouteMeasures("default", "low")
+            measures.started(0.1, was_due_at_once=True)
+            measures.ended("passing", "succeeded", "", 0.1)
+            for kept in instruments._kept[group]:
+                kept._instrument = Tally(recorded)
+        telemetry.group_ended(group)
+    assert held() == at_first
+    assert sums(names.ATTEMPTS, handler="passing") == before + 50
+    assert recorded["values"] == 3 * 50, "the last ones are recorded, not dropped"
+
+
+class Tally:
+    def __init__(self, counts):
+        self._counts = counts
+
+    def record(self, *_):
+        self._counts["values"] += 1
+
+
+@pytest.mark.usefixtures("metering")
+def test_a_workers_route_shows_that_nothing_is_quarantined():
+    telemetry.RouteMeasures("zeros", "low")
+    found = instruments.counter(names.QUARANTINED).observe()
+    assert [point.value for point in found if point.attributes.get(names.LANE) == "zeros"] == [0]
+
+
 # -- samples
 
 
@@ -265,6 +306,30 @@ def test_an_agent_with_a_name_is_told_apart():
     assert point.attributes == {names.CLUSTER: "blue", names.AGENT: "east"}
 
 
+@pytest.mark.usefixtures("metering")
+def test_an_owner_that_cannot_answer_hides_no_other(caplog):
+    def fails():
+        raise KeyError("no parts yet")
+
+    with Gauges(WORKER) as broken, Gauges(Group("green", "worker", "w2")) as other:
+        broken.ask(names.HELD, fails)
+        other.ask(names.HELD, lambda: 7)
+        assert [shown(names.HELD), shown(names.HELD, "green")] == [[], [7]]
+    assert "a gauge cannot be asked" in caplog.text
+
+
+def test_a_term_begins_with_the_age_of_every_duty():
+    """One that never succeeds in it must grow old, too."""
+    with Gauges(WORKER) as gauges:
+        began_s = time.time()
+        contextvars.copy_context().run(telemetry.enter_term, gauges, 7, ["planner", "writer"])
+        points = list(instruments.gauge(names.DUTY_SUCCEEDED).observe())
+        assert {point.attributes[names.DUTY] for point in points} == {"planner", "writer"}
+        assert all(began_s <= point.value <= time.time() for point in points)
+        assert shown(names.LEADERSHIP_TERM) == [7]
+    assert shown(names.DUTY_SUCCEEDED) == shown(names.LEADERSHIP_TERM) == []
+
+
 # -- bounds
 
 
@@ -317,6 +382,20 @@ def test_a_loop_that_is_late_by_more_than_a_second_is_a_stall():
     assert sums(names.STALLS, stall="loop", cluster="blue") == before
     loop_lag.note_lag(1.1)
     assert sums(names.STALLS, stall="loop", cluster="blue") == before + 1
+
+
+async def test_a_coordinator_whose_loop_is_late_says_so(caplog, monkeypatch):
+    monkeypatch.setattr(loop_lag, "STALL_S", 0.2)
+    ticked = asyncio.Event()
+    watching = asyncio.create_task(loop_lag.watch_loop(ticked.set))
+    try:
+        await asyncio.sleep(0)
+        time.sleep(2)  # noqa: ASYNC251 - past the tick, which is half a second away or one and a half
+        async with asyncio.timeout(5):
+            await ticked.wait()
+    finally:
+        watching.cancel()
+    assert next(record.late_s for record in caplog.records if record.message == "event loop turned late") >= 0.2
 
 
 # -- how a group is
@@ -387,3 +466,23 @@ async def test_a_heartbeat_is_late_since_the_first_that_was_not_acknowledged(mon
     on_time_s, after_two_failures_s = late_s
     assert on_time_s < after_two_failures_s
     assert after_two_failures_s >= 2 * 0.05
+
+
+# -- whether an SDK is there
+
+
+class Vendors:
+    """A provider of nobody that we know."""
+
+
+@pytest.mark.parametrize("signal", ["tracing", "metering"])
+def test_any_provider_but_the_apis_own_counts(signal, monkeypatch):
+    api, name = (trace, "get_tracer_provider") if signal == "tracing" else (otel_metrics, "get_meter_provider")
+    none = trace.NoOpTracerProvider() if signal == "tracing" else otel_metrics.NoOpMeterProvider()
+    for kept in ("tracing", "metering"):
+        monkeypatch.setattr(telemetry.Active, kept, getattr(telemetry.Active, kept))
+    for provider, is_real in ((getattr(api, name)(), False), (none, False), (Vendors(), True)):
+        with monkeypatch.context() as patched:
+            patched.setattr(api, name, lambda found=provider: found)
+            active.refresh()
+            assert getattr(telemetry.Active, signal) is is_real, provider

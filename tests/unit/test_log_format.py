@@ -162,6 +162,23 @@ def test_a_trouble_is_said_once_a_minute_with_how_many_were_left_out(caplog, clo
                     ("DEBUG", "b-61", 0)]  # fmt: skip
 
 
+def test_what_is_about_another_thing_or_is_worse_is_said_at_once(caplog, clock):
+    log = logging.getLogger("jm_nats.test")
+    clock[0] = 500.0
+    for about, level in (("a", 30), ("b", 30), ("a", 30), ("a", 40), ("b", 40), ("a", 40)):
+        troubles.trouble(log, "it waits", {"about": about}, about=about, level=level)
+    said = [(record.about, record.levelno) for record in caplog.records if record.levelno > logging.DEBUG]
+    assert said == [("a", 30), ("b", 30), ("a", 40), ("b", 40)]
+
+
+def test_troubles_that_are_over_are_forgotten(clock):
+    log = logging.getLogger("jm_nats.test")
+    for clock[0] in range(5 * troubles.KEYS_MAX):
+        troubles.trouble(log, "it waits", about=f"{clock[0]}", level=logging.DEBUG)
+    assert len(troubles._said_s) <= troubles.KEYS_MAX
+    assert len(troubles._left_out) == 0
+
+
 def test_each_worker_of_a_process_says_its_own_troubles(caplog):
     log = logging.getLogger("jm_nats.test")
 

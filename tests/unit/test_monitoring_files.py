@@ -28,7 +28,16 @@ RULES: Final[list[dict[str, Any]]] = [
 TESTS: Final[list[dict[str, Any]]] = yaml.safe_load((PROMETHEUS / "alerts.test.yaml").read_text())["tests"]
 PANELS: Final = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 
+CASES: Final[list[dict[str, Any]]] = yaml.safe_load((PROMETHEUS / "alerts.cases.test.yaml").read_text())["tests"]
+
 SEVERITIES: Final = {"critical", "warning"}
+
+needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+
+
+def promtool(*arguments: str) -> None:
+    done = subprocess.run(["promtool", *arguments], cwd=PROMETHEUS, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 PANEL_EXPRESSIONS: Final = [
@@ -146,17 +155,71 @@ def test_an_alert_is_tested_silent_and_firing(rule):
         assert not problems(series["series"])
     asked = metrics_in(rule["expr"])
     given = {name for series in test["input_series"] for name in metrics_in(series["series"])}
-    assert asked & given or rule["expr"].startswith("absent(")
+    assert asked & given or "absent(" in rule["expr"]
     (fired,) = next(look["exp_alerts"] for look in looks if look["exp_alerts"])
     assert fired["exp_labels"]["severity"] == rule["labels"]["severity"]
     assert "{{" not in json.dumps(fired["exp_annotations"]), "as a person reads it"
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-def test_promtool_agrees():
-    for command in (["check", "config", "scrape.yaml"], ["test", "rules", "alerts.test.yaml"]):
-        done = subprocess.run(["promtool", *command], cwd=PROMETHEUS, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+@needs_promtool
+@pytest.mark.parametrize(
+    "arguments",
+    ["check config scrape.yaml", "test rules alerts.test.yaml", "test rules alerts.cases.test.yaml"],
+)
+def test_promtool_agrees(arguments):
+    promtool(*arguments.split())
+
+
+def test_the_cases_are_of_series_that_are_emitted():
+    assert len({case["name"] for case in CASES}) == len(CASES) > 20
+    for case in CASES:
+        for series in case["input_series"]:
+            assert not problems(series["series"])
+
+
+# -- what the panels show of several clusters and agents
+
+
+TWO_CLUSTERS_OF_TWO_AGENTS: Final = {
+    # what each of the leaders shows of itself: every agent's own figures, and of `due` what all of a cluster see
+    "Jobs by state": (
+        'jobmaster_queue_depth{jobmaster_lane="mail", jobmaster_priority="high", jobmaster_state="%s", %s}',
+        {"due": ("100", "100", "10"), "in_bucket": ("1", "2", "4")},
+        {"due": 110, "in_bucket": 7},
+    ),
+    "Workers by health": (
+        'jobmaster_workers{jobmaster_health="%s", %s}', {"healthy": ("1", "2", "4")}, {"healthy": 7},
+    ),
+    "Buckets by state": ('jobmaster_buckets{jobmaster_state="%s", %s}', {"active": ("1", "2", "4")}, {"active": 7}),
+    "Messages that wait": ("jobmaster_pending{%s%s}", {"": ("1", "2", "4")}, {"": 7}),
+}  # fmt: skip
+LEADERS: Final = (
+    'jobmaster_cluster="prod", instance="c1"',
+    'jobmaster_cluster="prod", jobmaster_agent="eu", instance="c2"',
+    'jobmaster_cluster="shop", instance="c3"',
+)
+
+
+@needs_promtool
+@pytest.mark.parametrize("title", list(TWO_CLUSTERS_OF_TWO_AGENTS))
+def test_a_panel_adds_up_agents_and_clusters(title, tmp_path):
+    pattern, figures, shown = TWO_CLUSTERS_OF_TWO_AGENTS[title]
+    (panel,) = [panel for panel in PANELS if panel["title"] == title]
+    series = [
+        {"series": pattern % (value, leader), "values": f"{figure}x5"}
+        for value, of_each in figures.items()
+        for leader, figure in zip(LEADERS, of_each, strict=True)
+    ]
+    asked = " or ".join(target["expr"] for target in panel["targets"])
+    label = re.findall(r"(jobmaster_(?:state|health))=\"%s", pattern)
+    samples = [
+        {"labels": "{" + "".join(f'{name}="{value}"' for name in label) + "}", "value": count}
+        for value, count in shown.items()
+    ]
+    look = {"expr": asked.replace("$cluster", ".*").replace("$lane", ".*"), "eval_time": "4m", "exp_samples": samples}
+    case = {"interval": "1m", "input_series": series, "promql_expr_test": [look]}
+    (tmp_path / "panel.yaml").write_text(json.dumps({"evaluation_interval": "1m", "tests": [case]}))
+    promtool("test", "rules", str(tmp_path / "panel.yaml"))
 
 
 # -- what is scraped

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from jm_core import wire
 from jm_core.ends import Held
 from jm_core.reconcile import GONE, Out, StreamLook
 from jm_core.wire import BucketRecord, WorkerRecord
+from jm_master import reconcile
 from jm_master.reconcile import Reconciler, hinted_bucket
 from jm_master.registry_view import RegistryView
+from jm_nats import telemetry
+from tests.support.waiting import wait_until
 
 BUCKET = BucketRecord("b", "w", "i", "default", 3, 1, "active")
 
@@ -114,6 +119,19 @@ def test_buckets_without_an_owner_to_ask_are_not_looked_at(world, status, alive)
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"reconcile": 5}', b"5", b'{"other": "b"}', b"[" * 5000])
 def test_a_hint_that_cannot_be_read_is_none(data):
     assert hinted_bucket(data) is None
+
+
+async def test_however_rare_its_passes_are_the_duty_shows_that_it_lives(world, monkeypatch):
+    passed = []
+    assert reconcile.IDLE_S < 60
+    monkeypatch.setattr(telemetry, "duty_passed", lambda: passed.append(1))
+    monkeypatch.setattr(reconcile, "IDLE_S", 0.01)
+    rare = Reconciler(world, RegistryView(), reconcile_s=86_400, patience_s=0)
+    running = asyncio.ensure_future(rare.run())
+    try:
+        await wait_until(lambda: len(passed) >= 3, 5, what="it has turned three times")
+    finally:
+        running.cancel()
 
 
 def test_a_hint_names_a_bucket():
