@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.doc_blocks import blocks_of, pages, read
-from tests.support.doc_page import BlockError, opened
+from tests.support.doc_page import CLOSED_PIPE, BlockError, opened
 from tests.support.forked_jm import ForkedJm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # a page has up to 25 commands
@@ -34,13 +34,30 @@ async def test_a_page_does_what_it_shows(page):
         "<!-- exit `false`: 7 -->\n```console\n$ false\n```\n",
         "```json\n{\n```\n",
         "```python\n# shop.py\ndef broken(:\n```\n",
+        "```console\n$ jm nonsense | head -3\n```\n",
+        "```console\n$ jm job lst; echo ok\n```\n",
+        "```console\n$ false | head -3\n```\n",
+        "```console\n$ jm job show nonsense | head -3\n```\n",
+        "```console\n```\n",
     ],
-    ids=["assert", "await", "syntax", "usage", "output", "exit", "json", "file"],
+    ids=[
+        *("assert", "await", "syntax", "usage", "output", "exit", "json", "file"),
+        *("piped-nonsense", "joined", "piped-false", "piped-failure", "empty"),
+    ],
 )
 async def test_a_sabotaged_block_fails(text):
     async with opened("no-such-page") as reader:
         with pytest.raises((BlockError, SyntaxError)):
             await reader.run(*read("page.md", text))
+
+
+async def test_whoever_is_cut_off_by_head_has_not_failed():
+    async with opened("no-such-page") as reader:
+        endless = "sh -c 'while echo y; do :; done' | head"
+        assert (await reader.in_a_shell(endless)).code == CLOSED_PIPE
+        await reader.run(*read("page.md", f"```console\n$ {endless}\n```\n"))
+        with pytest.raises(BlockError, match="141"):
+            await reader.run(*read("page.md", f"```console\n$ {endless} | wc -l\n```\n"))
 
 
 async def test_a_command_of_jm_is_run_as_it_is_in_a_shell():
