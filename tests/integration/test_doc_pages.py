@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
-from tests.support.doc_blocks import blocks_of, pages, read
+from tests.support.cli import environment
+from tests.support.doc_blocks import ROOT, blocks_of, pages, read
 from tests.support.doc_page import CLOSED_PIPE, BlockError, opened
 from tests.support.forked_jm import ForkedJm
 
@@ -58,6 +62,27 @@ async def test_whoever_is_cut_off_by_head_has_not_failed():
         await reader.run(*read("page.md", f"```console\n$ {endless}\n```\n"))
         with pytest.raises(BlockError, match="141"):
             await reader.run(*read("page.md", f"```console\n$ {endless} | wc -l\n```\n"))
+
+
+def test_the_first_program_of_a_reader_says_in_one_line_what_is_wrong(nats_server, tmp_path):
+    """Another NATS is at the usual port: no cluster of the page's name is there."""
+    blocks = blocks_of(ROOT / "docs" / "getting-started.md")
+    for name in ("shop.py", "submit.py"):
+        (text,) = [block.text for block in blocks if block.text.startswith(f"# {name}\n")]
+        (tmp_path / name).write_text(text)
+    done = subprocess.run(
+        [sys.executable, "submit.py"],
+        cwd=tmp_path,
+        env=environment(JM_NATS_URL=nats_server.url),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: NATS at ")
+    assert "knows no cluster 'shop'; check the name, or start its coordinator" in line
 
 
 async def test_a_command_of_jm_is_run_as_it_is_in_a_shell():
