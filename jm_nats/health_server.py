@@ -15,31 +15,26 @@ import time
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from msgspec import Struct
 
 from jm_core import limits, wire
 from jm_core.errors import InvalidSettingError
-from jm_core.health import Answer, GroupReport, Health, is_live, is_ready, overall
-from jm_nats.pace import tick
+from jm_core.health import GroupReport, Health, overall
+from jm_nats.liveness import Liveness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from jm_nats.liveness import Reporter
 
 log = logging.getLogger("jobmaster.health")
 
 REQUEST_S: Final = 5.0
 REQUESTS_MAX: Final = 32
-TICK_S: Final = 1.0
 POLL_S: Final = 0.2
 CONTENT_TYPE: Final = "application/json"
-
-
-class Reporter(Protocol):
-    """A ``HealthBoard``, or whoever can say the same."""
-
-    def report(self) -> GroupReport: ...
 
 
 class HealthView(Struct, frozen=True):
@@ -73,10 +68,8 @@ class HealthServer:
         stall_limit_s: float = limits.STALL_LIMIT_S,
         redact: Callable[[str], str] = str,
     ) -> None:
-        self._boards = boards
-        self._stall_limit_s = stall_limit_s
+        self._liveness = Liveness(boards, stall_limit_s=stall_limit_s)
         self._redact = redact
-        self._ticked_s = time.monotonic()
         try:
             self._server = _Server(host, port, self._answer)
         except (OSError, OverflowError) as error:
@@ -99,19 +92,12 @@ class HealthServer:
 
     async def tick(self) -> None:
         """Show that the event loop turns, until cancelled."""
-        while True:
-            self._ticked_s = time.monotonic()
-            await tick(TICK_S)
+        await self._liveness.tick()
 
     # Called in the server's threads.
 
     def _answer(self, path: str) -> tuple[HTTPStatus, bytes] | None:
-        groups = [board.report() for board in self._boards]
-        stuck_s = max(0.0, time.monotonic() - self._ticked_s - TICK_S)
-        live = is_live(groups, stuck_s=stuck_s, stall_limit_s=self._stall_limit_s)
-        ready = is_ready(groups)
-        if not live.ok:  # what must be restarted is of no use to anybody
-            ready = Answer(ok=False, reasons=(*ready.reasons, *(r for r in live.reasons if r not in ready.reasons)))
+        groups, stuck_s, live, ready = self._liveness.look()
         match path:
             case "/livez":
                 return self._encoded(live, ok=live.ok)

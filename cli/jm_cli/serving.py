@@ -23,10 +23,12 @@ from jm_cli.redaction import redact
 from jm_cli.role_settings import HealthOptions
 from jm_cli.running import run_for_long
 from jm_cli.scrapes import Scrapes
+from jm_cli.service_manager import ServiceManager, notifying
 from jm_cli.telemetry import Identity, telemetry
 from jm_cli.telemetry_options import TelemetryOptions
 from jm_cli.version import version
-from jm_nats.health_server import HealthServer, Reporter
+from jm_nats.health_server import HealthServer
+from jm_nats.liveness import Reporter
 from jm_nats.log_context import set_group
 
 log = logging.getLogger("jobmaster.cli")
@@ -97,24 +99,32 @@ def serve(
     Raises:
         typer.Exit: with 130 when it was hurried or stopped before it was ready, with 1 when a group has halted.
     """
+    manager = ServiceManager.from_environment()
     add_facts()
     if len(identity.instances) == 1:  # also for what is logged before and after the group runs
         set_group(identity.service, identity.instances[0], ",".join(identity.clusters))
     with telemetry(told, identity) as scrapes:
-        code = run_for_long(_serve(make, identity.service, rule, health, scrapes))
+        code = run_for_long(_serve(make, identity.service, rule, health, manager=manager, scrapes=scrapes))
     if code is not ExitCode.OK:
         raise typer.Exit(code)
 
 
 async def _serve(
-    make: Callable[[], Sequence[Group]], service: str, rule: str, health: HealthOptions, scrapes: Scrapes
+    make: Callable[[], Sequence[Group]],
+    service: str,
+    rule: str,
+    health: HealthOptions,
+    *,
+    manager: ServiceManager | None,
+    scrapes: Scrapes,
 ) -> ExitCode:
     signals = StopSignals(rule)
     with signals.installed():
         _mention_misspelt()
         log.info("process starts", extra={"role": service, "pid": os.getpid(), "version": version()})
         groups = make()
-        async with health_port([group.board for group in groups], health):
+        boards = [group.board for group in groups]
+        async with health_port(boards, health), notifying(manager, boards, signals.stop):
             stays_up = health.health_port is not None
             return await run_groups(groups, signals.stop, signals.hurry, stays_up=stays_up, linger=scrapes.linger)
 

@@ -21,6 +21,7 @@ from jm_cli.children import POLL_S, Child, Death, stop_all
 from jm_cli.exits import ExitCode
 from jm_cli.role_settings import HealthOptions
 from jm_cli.running import run_for_long
+from jm_cli.service_manager import ServiceManager, notifying
 from jm_cli.serving import StopSignals, health_port
 from jm_core import wire
 from jm_core.errors import JmError
@@ -55,7 +56,9 @@ def supervise(apps: Sequence["JobMaster"], *, processes: int, drain_timeout_s: f
         CliError: a child cannot use its settings.
         typer.Exit: it was hurried, or a child did not end well.
     """
-    code = run_for_long(_supervise(_children(processes, drain_timeout_s + STOP_MARGIN_S), apps, health))
+    manager = ServiceManager.from_environment()  # before the children have a copy of the environment
+    children = _children(processes, drain_timeout_s + STOP_MARGIN_S)
+    code = run_for_long(_supervise(children, apps, health, manager))
     if code is not ExitCode.OK:
         raise typer.Exit(code)
 
@@ -76,11 +79,14 @@ def _children(processes: int, stop_s: float) -> list[Child]:
     ]
 
 
-async def _supervise(children: Sequence[Child], apps: Sequence["JobMaster"], health: HealthOptions) -> ExitCode:
+async def _supervise(
+    children: Sequence[Child], apps: Sequence["JobMaster"], health: HealthOptions, manager: ServiceManager | None
+) -> ExitCode:
     signals = StopSignals(STOP_RULE)
     forgetter = _Forgetter(apps)
     with signals.installed():
-        async with health_port([SupervisorReport(children)], health):
+        boards = [SupervisorReport(children)]
+        async with health_port(boards, health), notifying(manager, boards, signals.stop):
             log.info("supervisor starts", extra={"pid": os.getpid(), "processes": len(children)})
             try:
                 for child in children:

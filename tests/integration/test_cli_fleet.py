@@ -16,7 +16,7 @@ from jm_nats.provision import ensure_bucket, ensure_cluster
 from jm_nats.subjects import Names
 from jm_nats.worker.rpc import RefusedOrderError, WorkerRpc
 from tests.conftest import delete_streams, run_apart
-from tests.support.cli import Running, jm
+from tests.support.cli import Running, jm, jm_many
 from tests.support.fake_worker import FakeOrders, bucket_record, put_records, worker_record
 from tests.support.processes import APP, WORKER_READY, Cluster, Processes, environment
 from tests.support.waiting import wait_until
@@ -84,6 +84,18 @@ async def test_its_buckets_are_listed_and_one_is_shown_with_its_stream(run_real)
     shown = fields(await run_real("bucket", "show", buckets[0]["bucket"]))
     assert (shown["status"], shown["worker"], shown["messages"]) == ("active", "web-1", "0, 0 B")
     assert (shown["waiting"], shown["unacked"], shown["scheduled"]) == ("0", "0", "0")
+
+
+async def test_fifty_lists_in_a_row_name_the_same_three_workers(link, names, nats_server, tmp_path):
+    """BR-210: from their records, and not from who happens to answer in time; the one in trouble is marked."""
+    troubled = worker_record("w-3", health="degraded", reasons=["nats: disconnected"])
+    await put_records(link, names, worker_record("w-1"), worker_record("w-2"), troubled)
+    variables = {"JM_NATS_URL": nats_server.url, "JM_CLUSTER": names.cluster}
+    lists = await asyncio.to_thread(jm_many, [("worker", "list", "--json")] * 50, cwd=tmp_path, **variables)
+    assert {done.returncode for done in lists} == {ExitCode.OK}
+    seen = {tuple((w["worker"], w["health"]) for w in json.loads(done.stdout)["workers"]) for done in lists}
+    assert seen == {(("w-1", "healthy"), ("w-2", "healthy"), ("w-3", "degraded"))}
+    assert len(lists) == 50
 
 
 @pytest.mark.parametrize("command", [("worker", "show"), ("worker", "drain"), ("worker", "stop"), ("bucket", "show")])

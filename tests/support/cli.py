@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import redirect_stdout
+from io import StringIO
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -151,16 +155,17 @@ def is_command(line: str) -> str:
 
     Of a pipe each command of ours is looked at; variables before it, redirections and comments are left out.
     """
-    lexer = shlex.shlex(line, posix=True, punctuation_chars="|&>")
+    text = re.sub(r"<(\w+)>", r"\1", line.replace("\\\n", " "))  # <id> stands for one
+    lexer = shlex.shlex(text, posix=True, punctuation_chars="|&;>")
     lexer.whitespace_split = True
     commands: list[list[str]] = [[]]
     for word in lexer:
-        if word in {"|", "&&"}:
+        if set(word) <= set("|&;"):
             commands.append([])
         else:
             commands[-1].append(word)
     ours = [words[words.index("jm") :] + ["ID"] * ("xargs" in words) for words in commands if "jm" in words]
-    said = [_parsed(words[: words.index(">>")] if ">>" in words else words) for words in ours]
+    said = [_parsed(list(takewhile(lambda word: not word.startswith(">"), words))) for words in ours]
     return "; ".join(filter(None, said)) if ours else f"is no command of jm: {line}"
 
 
@@ -168,11 +173,16 @@ def _parsed(words: list[str]) -> str:
     command = typer.main.get_command(app)
     path, rest = ["jm"], words[1:]
     try:
-        context = command.make_context("jm", rest) if rest else None
-        while context is not None and hasattr(command, "resolve_command") and context._protected_args + context.args:
-            name, command, rest = command.resolve_command(context, context._protected_args + context.args)
-            path.append(name)
-            context = command.make_context(" ".join(path), list(rest), parent=context)
+        with redirect_stdout(StringIO()):  # --help is printed where it is met
+            context = command.make_context("jm", rest) if rest else None
+            while (
+                context is not None and hasattr(command, "resolve_command") and context._protected_args + context.args
+            ):
+                name, command, rest = command.resolve_command(context, context._protected_args + context.args)
+                path.append(name)
+                context = command.make_context(" ".join(path), list(rest), parent=context)
+    except typer.Exit as end:  # of --help and --version, which have said what they say
+        return "" if end.exit_code == 0 else f"ends with {end.exit_code}"
     except Exception as error:  # noqa: BLE001 - whatever the parser says is the answer
         return f"{type(error).__name__}: {error}"
     return ""

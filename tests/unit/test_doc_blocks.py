@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.support.cli import is_command
-from tests.support.doc_blocks import LANGUAGES, Block, blocks_of, pages, read, troubles
+from tests.support.doc_blocks import LANGUAGES, ROOT, Block, blocks_of, pages, read, troubles, unused_files
 from tests.support.doc_page import BlockError, check_diagram, matches, parse_commands, parse_data
 from tests.support.named_tests import missing_tests
 
@@ -55,11 +55,72 @@ def one(text: str) -> Block:
         ("```console\n$ pip install x\n```\n", "'pip' is not run for a page"),
         ("```console\n$ A=1 kill 1\n```\n", "'kill' is not run for a page"),
         ("<!-- exit `jm job`: 7 -->\n```console\n$ jm top\n```\n", "no command begins with 'jm job'"),
+        ("```console\n```\n", "no command is in it"),
+        ("```console\n$ jm job list; kill 1\n```\n", "joins commands by ;"),
+        ("```console\n$ jm job lst; echo ok\n```\n", "No such command 'lst'"),
+        ("```console\n$ jm nonsense | head -3\n```\n", "No such command 'nonsense'"),
+        ("```console\n$ jm top --once && rm x\n```\n", "joins commands by &&"),
+        ("```console\n$ jm top --once || echo ok\n```\n", "joins commands by ||"),
+        ("```console\n$ echo `kill 1`\n```\n", "joins commands by `"),
+        ('```console\n$ echo "$(kill 1)"\n```\n', "joins commands by $("),
+        ("```console\n$ jm job list | rm -rf x\n```\n", "'rm' is not run for a page"),
+        ("```console\n$ jm job list | xargs -n 1 rm\n```\n", "'rm' is not run for a page"),
+        ("<!-- not run `jm`: so -->\n```console\n$ jm job lst\n```\n", "No such command 'lst'"),
+        ("<!-- not run: so -->\n```console\n$ docker compose run jm job lst\n```\n", "No such command 'lst'"),
+        ("<!-- checked by: t -->\n```console\n$ jm job list --limt 3\n```\n", "No such option"),
+        ("```python\nasync def main():\n    nothing()\n```\n", "nothing calls main()"),
     ],
-    ids=["language", "drawing", "js", "key", "reason", "pip", "kill", "prefix"],
+    ids=[
+        *("language", "drawing", "js", "key", "reason", "pip", "kill", "prefix"),
+        *("empty", "semicolon", "joined", "piped", "and", "or", "backtick", "substitution", "pipe", "xargs"),
+        *("not-run-command", "not-run-block", "checked-block", "uncalled"),
+    ],
 )
 def test_a_block_that_would_escape_is_seen(text: str, said: str):
     assert any(said in trouble for trouble in troubles(one(text)))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        'jm submit x \'{"a": "b; c && d `e`"}\'',
+        "jm job list --json | jq '.jobs[] | .id'",
+        "jm job list | xargs -n 1 jm job show",
+        "jm top --once  # live without it; until Ctrl-C",
+        "jm job wait <id> --timeout 5",
+    ],
+    ids=["quoted", "jq", "xargs", "comment", "id"],
+)
+def test_a_command_that_is_whole_passes(command: str):
+    assert troubles(one(f"```console\n$ {command}\n```\n")) == []
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_every_file_of_a_page_is_used_on_it(page):
+    assert unused_files(blocks_of(page)) == []
+
+
+def test_a_file_that_nothing_uses_is_seen():
+    written = "```python\n# submit.py\nprint(1)\n```\n"
+    assert unused_files(read("page.md", written)) == ["page.md:1: nothing runs or imports submit.py"]
+    assert unused_files(read("page.md", written + "```console\n$ python submit.py\n```\n")) == []
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_every_path_below_deploy_that_a_page_names_is_there(page):
+    assert [path for path in deploy_paths(page.read_text()) if not (ROOT / path).exists()] == []
+
+
+def test_a_path_that_is_not_there_is_seen():
+    text = "see deploy/smoke.py, `deploy/nats`; python3 -m deploy.smok -f deploy/compose/*"
+    assert deploy_paths(text) == ["deploy/smoke.py", "deploy/nats", "deploy/compose", "deploy/smok"]
+    assert not (ROOT / "deploy" / "smoke.py").exists()
+
+
+def deploy_paths(text: str) -> list[str]:
+    """Also a module that a command starts, as its folder."""
+    named = [match.rstrip("./") for match in re.findall(r"\bdeploy/[\w./@-]+", text)]
+    return named + [match.replace(".", "/") for match in re.findall(r"-m (deploy[\w.]+)", text)]
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,9 @@ CASES: Final = {
     "LOAD": "171 172 173 174 175 176 177",
     "UNIQ": "183 184 186 187 188",
     "SEC": "217 218 219 220 222 223 224 225 226 227",
+    "OBS": "198 200 202 203 204 205",
+    "CLI": "206 207 208 209 210",
+    "MIG": "212 214 215",
 }
 ANSWERS: Final = ("covered by `tests/", "does not apply because ", "open: issue ")
 ROW: Final = re.compile(r"^\| (BR-\d+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)

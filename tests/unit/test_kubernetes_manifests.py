@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import kubernetes_validate
 import pytest
@@ -174,6 +176,49 @@ def test_every_pod_has_a_network_policy_each_way():
 
 def selects(labels: dict[str, str], workload: Manifest) -> bool:
     return bool(labels.items() <= workload["spec"]["template"]["metadata"]["labels"].items())
+
+
+def addresses() -> list[str]:
+    of_nats = named("ConfigMap")["jobmaster"]["data"]["JM_NATS_URL"].split(",")
+    secrets = [secret["stringData"] for secret in named("Secret").values()]
+    return of_nats + [data["JM_POSTGRES_DSN"] for data in secrets if "JM_POSTGRES_DSN" in data]
+
+
+def test_an_address_says_the_namespace_that_it_is_in():
+    """``nats-0.nats`` is looked up in the namespace of the pod that asks, where there is no NATS."""
+    hosts = [urlsplit(address).hostname for address in addresses()]
+    assert len(hosts) == 5
+    assert [host for host in hosts if not host.endswith("_namespace.svc")] == []
+
+
+@each_workload
+def test_jm_is_not_process_1(workload):
+    """A signal that comes before Python has set its handler would be dropped."""
+    assert pod(workload)["shareProcessNamespace"] is True
+
+
+def test_the_finished_migration_makes_room_for_the_next_one():
+    assert WORKLOADS["jobmaster-migrate"]["spec"]["ttlSecondsAfterFinished"] <= 3600
+    delete = "kubectl delete job jobmaster-migrate --namespace jobmaster"
+    for page in (FOLDER / "migrate.yaml", FOLDER.parents[1] / "docs" / "deployment.md"):
+        assert delete in page.read_text()
+
+
+def test_whoever_scales_is_told_of_the_fixed_number():
+    assert DEPLOYMENTS["jobmaster-worker"]["spec"]["replicas"] == 3
+    for name in ("worker.yaml", "keda.example.yaml"):
+        assert re.search(r"^ *# *Remove .*(replicas: 3|this line)", (FOLDER / name).read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["jobmaster-worker", "jobmaster-coordinator"])
+def test_the_commented_rule_for_a_collector_is_one(name):
+    """Uncommented it is what Kubernetes takes, and lets through what ``--otlp-endpoint`` needs."""
+    text = re.sub(r"^    # (?=- to|  )", "    ", (FOLDER / "network.yaml").read_text(), flags=re.MULTILINE)
+    (policy,) = [one for one in yaml.safe_load_all(text) if one["metadata"]["name"] == name]
+    kubernetes_validate.validate(policy, VERSIONS[0], strict=True)
+    assert {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]} >= {4222, 4318}
+    (shipped,) = [one for one in OWN if one["kind"] == "NetworkPolicy" and one["metadata"]["name"] == name]
+    assert 4318 not in {port["port"] for rule in shipped["spec"]["egress"] for port in rule["ports"]}
 
 
 @each_workload

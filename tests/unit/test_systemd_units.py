@@ -13,12 +13,13 @@ from typing import Final
 import pytest
 
 from jm_cli.exits import ExitCode
+from jm_cli.service_manager import POLL_S, START_MORE_S
 from jm_nats.config import NatsConfig
 from tests.support.command_lines import parsed, variables
 
 FOLDER: Final = Path(__file__).resolve().parents[2] / "deploy" / "systemd"
 UNITS: Final = ("jm-coordinator.service", "jm-worker@.service")
-INSTANCE: Final = "3"
+INSTANCE: Final = "1"  # of which there is an example
 MARGIN_S: Final = 15.0  # docs/deployment.md: what a stop takes besides the drain timeout
 SECRETS: Final = ("PASSWORD", "DSN")
 
@@ -38,10 +39,9 @@ def environment(name: str) -> dict[str, str]:
     of_unit = unit(name)
     env = dict(word.split("=", 1) for line in of_unit.get("Environment", []) for word in shlex.split(line))
     for path in of_unit["EnvironmentFile"]:
-        if not path.startswith("-"):
-            example = FOLDER / f"{Path(path).name}.example"
-            lines = [line for line in example.read_text().splitlines() if line and not line.startswith("#")]
-            env |= dict(line.split("=", 1) for line in lines)
+        example = FOLDER / f"{Path(path).name}.example"
+        lines = [line for line in example.read_text().splitlines() if line and not line.startswith("#")]
+        env |= dict(line.split("=", 1) for line in lines)
     return env
 
 
@@ -60,9 +60,7 @@ def test_the_command_line_and_its_settings_are_jms(name):
     params = parsed(arguments, env)
     assert params.get("cluster", "prod") == "prod"  # a worker's is the one that its application names
     assert params["prometheus_port"]
-    assert params["health_port"] is None, (
-        "nobody probes: a process that has failed must end, so that it is started again"
-    )
+    assert params["health_port"] is None, "nobody asks: a process that has failed must end, so that it is started again"
     config = NatsConfig.from_env(env)
     assert config.inbox_prefix == f"_INBOX_{config.user}"
 
@@ -90,6 +88,22 @@ def test_what_would_end_the_same_way_is_not_tried_again(name):
     assert of_unit["Restart"][0] in ("always", "on-failure")
     assert [int(code) for code in of_unit["RestartPreventExitStatus"]] == [ExitCode.USAGE]
     assert of_unit["StartLimitIntervalSec"] == ["0"], "an outage of NATS may last longer than five starts"
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_one_that_hangs_is_started_again(name):
+    of_unit = unit(name)
+    assert of_unit["Type"] == ["notify"]
+    assert of_unit["NotifyAccess"] == ["main"]
+    assert seconds(of_unit["WatchdogSec"][0]) > 3 * POLL_S, "it tells once in a third of the time, or once a poll"
+    assert seconds(of_unit["TimeoutStartSec"][0]) >= START_MORE_S, "the first request for more time must come within it"
+
+
+def test_a_worker_may_have_any_name():
+    """``jm-worker@12``, ``jm-worker@mail``: nothing is a number that has the name for a part."""
+    text = (FOLDER / "jm-worker@.service").read_text()
+    settings = [line for line in text.splitlines() if "%i" in line and not line.startswith("#")]
+    assert settings == ["Description=JobMaster worker %i", "EnvironmentFile=-/etc/jobmaster/worker-%i.env"]
 
 
 @pytest.mark.parametrize("name", UNITS)
