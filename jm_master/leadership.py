@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 KEY: Final = "leader"
-UNREADABLE: Final = "the leader's key cannot be read"
 
 
 class Terms:
@@ -116,7 +115,7 @@ class Leadership:
         leader = leader_at(entry.value)
         if leader is None:
             # Whoever leads writes it again. If nobody does, it is like any leader that has gone: it is over in a lease.
-            trouble(log, UNREADABLE, {"revision": entry.revision})
+            trouble(log, "the leader's key cannot be read", {"revision": entry.revision})
         else:
             self._terms.latest = max(self._terms.latest, leader.term)
         if leader is not None and entry.revision == self._revision and leader.holder == self._holder:
@@ -169,7 +168,7 @@ class Leadership:
             return False
         leader = leader_at(entry.value)
         if leader is None:
-            trouble(log, f"{UNREADABLE}; written again by who leads", {"revision": entry.revision})
+            trouble(log, "the leader's key could not be read; written again", {"revision": entry.revision})
             answer = await self._kv.update(KEY, self._record(), revision=entry.revision)
             if isinstance(answer, Stale):
                 return True  # the next turn of `keep` looks again

@@ -200,4 +200,4 @@ def _differs(before: WorkerRecord, now: WorkerRecord) -> bool:
 
 def _say_unreadable(what: str, key: str) -> None:
     """A newer version wrote it, or somebody who is none of us."""
-    trouble(log, f"{what} entry cannot be read", {"key": key})
+    trouble(log, "registry entry cannot be read", {"of": what, "key": key})
