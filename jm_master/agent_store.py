@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Final
 from jm_core.agent_identity import Verdict, judge
 from jm_core.agent_names import MAIN, parse_agent
 from jm_core.errors import JmError
+from jm_core.kv_records import fingerprint_at
 from jm_master.queries import named
 from jm_master.terms import LostTermError
-from jm_nats.kv import CasKv, Entry, Stale, Written
+from jm_nats.kv import CasKv, Stale, Written
+from jm_nats.troubles import trouble
 
 if TYPE_CHECKING:
     import asyncpg
@@ -124,10 +126,10 @@ class AgentStore:
     async def _look(self) -> tuple[str, str | None]:
         """(what Postgres has, what NATS has), once Postgres has one."""
         while (recorded := await self._recorded()) is None:
-            found = await self._found() or await self._made()
+            found = await self._found(None) or await self._made()
             await self._check_only_ours(found)
             await self._record_first(found)  # where somebody was quicker, what is there counts: it is read again
-        return recorded, await self._found()
+        return recorded, await self._found(recorded)
 
     async def _check_only_ours(self, found: str) -> None:
         """Raises: SharedAgentError."""
@@ -144,9 +146,16 @@ class AgentStore:
         sql = self._sql["make_setting"]
         await self._database.ride_out(lambda: self._database.fetch(sql, self._key, found))
 
-    async def _found(self) -> str | None:
-        entry = await self._kv.get(KEY)
-        return None if entry is None else entry.value.decode(errors="replace")
+    async def _found(self, recorded: str | None) -> str | None:
+        """What is there and is no fingerprint at all was written by somebody who is none of us: it says nothing of a
+        change of the store, which has none (then the key is absent) or another. So what is recorded is written again.
+        """
+        while (entry := await self._kv.get(KEY)) is not None:
+            if (found := fingerprint_at(entry.value)) is not None:
+                return found
+            trouble(log, "the NATS store's fingerprint cannot be read; written again", {"nats": self._link.server})
+            await self._kv.update(KEY, (recorded or uuid.uuid4().hex).encode(), revision=entry.revision)
+        return None
 
     async def _made(self) -> str:
         """NATS first: what a crash leaves then is a fingerprint that Postgres takes over."""
@@ -156,10 +165,9 @@ class AgentStore:
                 case Written():
                     log.info("the NATS store gets its fingerprint", extra={"nats": self._link.server, "agent": mine})
                     return mine
-                case Stale(current=None):
-                    continue
-                case Stale(current=Entry() as current):
-                    return current.value.decode(errors="replace")
+                case Stale():
+                    if (found := await self._found(None)) is not None:
+                        return found
 
     async def _put_back(self, term: Term) -> int:
         total = 0

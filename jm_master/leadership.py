@@ -11,11 +11,11 @@ import time
 from typing import TYPE_CHECKING, Final
 
 import anyio
-import msgspec
 
 from jm_core import wire
 from jm_core.agent_names import MAIN
 from jm_core.ids import Term
+from jm_core.kv_records import leader_at
 from jm_core.lease import LeaderRecord, Seen, may_take_over, observe, trusted_until_s
 from jm_master.queries import named
 from jm_nats.errors import AgentError, NoSuchStreamError
@@ -26,12 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from jm_master.database import Database
-    from jm_nats.kv import CasKv
+    from jm_nats.kv import CasKv, Entry
 
 log = logging.getLogger(__name__)
 
 KEY: Final = "leader"
-_decode = msgspec.json.Decoder(LeaderRecord).decode
 
 
 class Terms:
@@ -113,9 +112,13 @@ class Leadership:
         if entry is None:
             self._seen = None
             return await self._claim(None)
-        leader = _decode(entry.value)
-        self._terms.latest = max(self._terms.latest, leader.term)
-        if entry.revision == self._revision and leader.holder == self._holder:
+        leader = leader_at(entry.value)
+        if leader is None:
+            # Whoever leads writes it again. If nobody does, it is like any leader that has gone: it is over in a lease.
+            trouble(log, "the leader's key cannot be read", {"revision": entry.revision})
+        else:
+            self._terms.latest = max(self._terms.latest, leader.term)
+        if leader is not None and entry.revision == self._revision and leader.holder == self._holder:
             # What we wrote last, and could not take back because NATS was away: nobody has led since.
             return await self._claim(entry.revision)
         self._seen = observe(self._seen, entry.revision, now_s=time.monotonic())
@@ -151,18 +154,30 @@ class Leadership:
                         self._revision, self._renewed_s = new, now_s
                         self._answered()
                         return True
-                    case Stale():
-                        return await self._is_still_ours(now_s)
+                    case Stale(current=current):
+                        return await self._is_still_ours(current, now_s)
         except (AgentError, TimeoutError) as error:
             trouble(log, "leadership not renewed", {"problem": str(error)})
         return True  # the next turn of `keep` looks at the time
 
-    async def _is_still_ours(self, now_s: float) -> bool:
-        """A renewal whose answer was lost moved the revision without our knowing."""
-        entry = await self._kv.get(KEY)
-        if entry is None or _decode(entry.value).holder != self._holder:
+    async def _is_still_ours(self, entry: Entry | None, now_s: float) -> bool:
+        """A renewal whose answer was lost moved the revision without our knowing; or somebody has written over it what
+        nobody can read, and nobody can have taken over since: that takes a lease, and ours is not over.
+        """
+        if entry is None:
             return False
-        self._revision, self._renewed_s = entry.revision, now_s
+        leader = leader_at(entry.value)
+        if leader is None:
+            trouble(log, "the leader's key could not be read; written again", {"revision": entry.revision})
+            answer = await self._kv.update(KEY, self._record(), revision=entry.revision)
+            if isinstance(answer, Stale):
+                return True  # the next turn of `keep` looks again
+            self._revision = answer.revision
+        elif leader.holder == self._holder:
+            self._revision = entry.revision
+        else:
+            return False
+        self._renewed_s = now_s
         return True
 
 

@@ -84,6 +84,7 @@ class Undertaker:
         self._sql = named("bucket", database.schema)
         self._strays_before: set[str] = set()
         self._stray_streams_before: set[str] = set()
+        self._unreadable_before: dict[str, int] = {}
         self._under_way: set[str] = set()
         self._turns = anyio.CapacityLimiter(AT_ONCE)
         self._tasks: TaskGroup
@@ -107,6 +108,7 @@ class Undertaker:
             await anyio.sleep(self._watch.lease_s)
             if self._watch.may_judge(now_s=time.monotonic()):
                 try:
+                    await self._drop_unreadable()
                     await self._bury_strays()
                     await self._delete_stray_streams()
                 except AgentError as error:
@@ -226,6 +228,14 @@ class Undertaker:
     async def _carry_out(self, record: BucketRecord) -> None:
         await self._bury(record, "lost" if record.was_lost else "drained")
         await self._registry.remove_bucket(record.bucket)
+
+    async def _drop_unreadable(self) -> None:
+        """Records that we have never seen otherwise, and that no owner has written again for a lease."""
+        known, now = self._view.buckets, self._view.unreadable_buckets
+        unreadable = {bucket: revision for bucket, revision in now.items() if bucket not in known}
+        for bucket, revision in unreadable.items() & self._unreadable_before.items():
+            await self._apart(bucket, partial(self._registry.drop_unreadable, bucket, revision))
+        self._unreadable_before = unreadable
 
     async def _bury_strays(self) -> None:
         """An owner nobody has ever seen counts as dead. Twice missing, because a row may be older than the look."""

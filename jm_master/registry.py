@@ -76,7 +76,8 @@ class Registry:
             self.view.set_bucket(bucket, None, self.view.bucket_revisions.get(bucket, 0))
             return None
         self.view.set_bucket(bucket, entry.value, entry.revision)
-        wanted = decide(wire.decode_bucket(entry.value))
+        record = self.view.buckets.get(bucket)  # as just read; or the last that could be, if that cannot
+        wanted = None if record is None else decide(record)
         if wanted is None:
             return None
         value = wire.encode(wanted)
@@ -86,6 +87,17 @@ class Registry:
                 return wanted
             case Stale():
                 return None
+
+    async def drop_unreadable(self, bucket: str, revision: int) -> None:
+        """Take away what nobody can read and nobody has written again: its jobs are a stray bucket's then.
+
+        Raises:
+            AgentError: nobody can say at the moment.
+            InvalidNameError: it is no bucket's name either.
+        """
+        if isinstance(answer := await self._buckets.delete(bucket, revision=revision), Written):
+            self.view.set_bucket(bucket, None, answer.revision)
+            log.warning("bucket's record could not be read and had no owner; removed", extra={"bucket": bucket})
 
     def silence(self, worker: str, *, now_s: float) -> Silence:
         """What we know of this worker. One that was never heard of is silent since we began to listen."""

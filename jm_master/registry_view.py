@@ -5,26 +5,25 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
-import msgspec
 from msgspec import Struct
 
-from jm_core import wire
 from jm_core.cluster import DEFAULT, ClusterSettings, served_as
 from jm_core.fallback import Neighbour, Picture
+from jm_core.kv_records import bucket_at, handler_at, worker_at
 from jm_core.model import BucketKind, BucketStatus, Priority
 from jm_core.wire import HandlerDefaults
+from jm_nats.troubles import trouble
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Collection, Sequence
 
     from jm_core.wire import BucketRecord, WorkerRecord
 
     Routes = dict[tuple[str, int], list[BucketRecord]]
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 GONE_MAX: Final = 2_000  # removed buckets whose last revision is kept, against a listing that comes late
 
@@ -48,6 +47,7 @@ class RegistryView:
         self.workers: dict[str, WorkerRecord] = {}
         self.buckets: dict[str, BucketRecord] = {}
         self.bucket_revisions: dict[str, int] = {}
+        self.unreadable_buckets: dict[str, int] = {}  # revision of what is written over a record, or instead of one
         self.handlers: dict[str, HandlerDefaults] = {}
         self.all_handlers: Mapping[str, HandlerDefaults] = self.handlers  # other agents', too
         self.elsewhere = Elsewhere()
@@ -98,7 +98,9 @@ class RegistryView:
         return worker is None or worker.incarnation != record.incarnation
 
     def set_worker(self, key: str, value: bytes | None) -> None:
-        record = _decoded(wire.decode_worker, key, value)
+        record = None if value is None else worker_at(key, value)
+        if record is None and value is not None:
+            _say_unreadable("workers", key)  # its next beat mends that
         before = self.workers.get(key)
         if record is None:
             self.workers.pop(key, None)
@@ -108,11 +110,16 @@ class RegistryView:
             self._rebuild()
 
     def set_bucket(self, key: str, value: bytes | None, revision: int) -> None:
+        """What cannot be read leaves what was known: its owner writes it again, or who takes the bucket from it."""
         if revision < self.bucket_revisions.get(key, 0):
             return  # a listing that overtook the watch
-        record = _decoded(wire.decode_bucket, key, value)
+        record = None if value is None else bucket_at(key, value)
         self.bucket_revisions[key] = revision
-        if record is None:
+        self.unreadable_buckets.pop(key, None)
+        if record is None and value is not None:
+            _say_unreadable("buckets", key)
+            self.unreadable_buckets[key] = revision
+        elif record is None:
             self.buckets.pop(key, None)
             self._forget_in_time(key)
         else:
@@ -121,9 +128,11 @@ class RegistryView:
         self._rebuild()
 
     def set_handler(self, name: str, value: bytes | None) -> None:
-        record = _decoded(wire.decode_handler_defaults, name, value)
-        if record is None:
+        record = None if value is None else handler_at(value)
+        if value is None:
             self.handlers.pop(name, None)
+        elif record is None:
+            _say_unreadable("handlers", name)  # what was known holds until a worker has written it again
         else:
             self.handlers[name] = record
         self._merge_handlers()
@@ -189,12 +198,6 @@ def _differs(before: WorkerRecord, now: WorkerRecord) -> bool:
     return (before.incarnation, before.slots, before.handlers) != (now.incarnation, now.slots, now.handlers)
 
 
-def _decoded(decode: Callable[[bytes], T], key: str, value: bytes | None) -> T | None:
-    """None when it is gone, or when a newer version wrote what we cannot read."""
-    if value is None:
-        return None
-    try:
-        return decode(value)
-    except (msgspec.DecodeError, ValueError):
-        log.warning("registry entry cannot be read", extra={"key": key})
-        return None
+def _say_unreadable(what: str, key: str) -> None:
+    """A newer version wrote it, or somebody who is none of us."""
+    trouble(log, "registry entry cannot be read", {"of": what, "key": key})

@@ -21,7 +21,7 @@ from jm_master.ends_service import EndsService
 from jm_master.pg_errors import RowRefusedError, StoreContentionError, StoreUnavailableError
 from jm_master.terms import LostTermError
 from jm_nats.errors import AgentError
-from jm_nats.subjects import INBOX_RULE, is_inbox
+from jm_nats.subjects import INBOX_RULE, is_reply
 from jm_nats.troubles import trouble
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Service:
 
     def _accept(self, message: Msg, tasks: TaskGroup) -> None:
         """Whoever asks names the subject of the answer, and we publish with rights that they may not have."""
-        if is_inbox(message.reply):
+        if is_reply(message.reply):
             self._open += 1
             tasks.start_soon(self._reply, message)
         elif message.reply:

@@ -10,11 +10,11 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Final, TypeVar
 
-import msgspec
 from msgspec import Struct
 
 from jm_core import wire
 from jm_core.errors import ClusterUnknownError
+from jm_core.kv_records import NOT_READ
 from jm_core.model import Priority
 from jm_core.wire import BucketRecord, WorkerRecord
 from jm_nats.connection import server_clock_offset
@@ -218,7 +218,7 @@ def _decoded(
         age_s = max(0.0, at - entry.stored_at.timestamp())
         try:
             found.append((decode(entry.value), age_s))
-        except msgspec.MsgspecError as error:
+        except NOT_READ as error:
             unreadable.append(Unreadable(kv, entry.key, age_s, str(error)))
     return found
 

@@ -9,12 +9,12 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-import msgspec
 import nats.errors
 from nats.aio.msg import Msg
 
-from jm_core.cluster import DEFAULT, KEY, ClusterSettings, archived_text, decode_settings
+from jm_core.cluster import DEFAULT, KEY, ClusterSettings, archived_text
 from jm_core.errors import ClusterArchivedError
+from jm_core.kv_records import settings_at
 from jm_nats import js_api
 from jm_nats.connection import NatsLink
 from jm_nats.errors import AgentError
@@ -83,7 +83,8 @@ class ClusterLook:
             self._take(message.data)
 
     def _take(self, value: bytes) -> None:
-        try:
-            self._settings = decode_settings(value)
-        except msgspec.DecodeError as error:  # of a newer version: the writer knows
-            log.debug("cluster settings cannot be read", extra={"problem": str(error)})
+        settings = settings_at(value)
+        if settings is None:  # of a newer version, or of somebody who is none of us: the writer knows
+            log.debug("cluster settings cannot be read", extra={"found": repr(value)[:100]})
+        else:
+            self._settings = settings

@@ -1,4 +1,4 @@
-"""nats.py's client with five of its habits changed. The only place that overrides its private methods.
+"""nats.py's client with six of its habits changed. The only place that overrides its private methods.
 
 They are private because the client was not made to be changed; each override says what goes wrong without it, calls
 the original, and has a test in ``tests/integration/test_connection.py`` that fails when a new nats.py moves it.
@@ -77,9 +77,19 @@ class SteadyClient(Client):
     async def _read_loop(self) -> None:
         # nats.py logs an error that it did not expect in here, and reads no more: the client looks connected and is
         # deaf until its pings have gone unanswered for a minute (BR-203).
+        self._know_tls()
         await super()._read_loop()
         if self.is_connected:
             await self._process_op_err(errors.Error("nats: reading ended in an unforeseen way"))
+
+    def _know_tls(self) -> None:
+        # nats.py begins TLS on a connection that is there, with a protocol that is not told: at the end of each such
+        # connection asyncio logs a warning about what the protocol returns.
+        writer = getattr(self._transport, "_io_writer", None)
+        if writer is not None and writer.get_extra_info("sslcontext") is not None:
+            protocol = writer.transport.get_protocol()
+            if hasattr(protocol, "_over_ssl"):
+                protocol._over_ssl = True  # noqa: SLF001
 
     def _build_message(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None

@@ -22,6 +22,7 @@ __all__ = [
     "RUN_CONSUMER",
     "Names",
     "is_inbox",
+    "is_reply",
     "parse_cluster_name",
     "parse_handler_name",
     "parse_inbox_prefix",
@@ -48,6 +49,7 @@ INBOX_PREFIX_RULE: Final = (
     "in all letters, digits, '_' and '-', like _INBOX_worker"
 )
 _inbox_prefix = re.compile(r"_INBOX[A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*").fullmatch
+_mapped = re.compile(r"_R_(\.[A-Za-z0-9]+)+").fullmatch
 _inbox = re.compile(r"_INBOX[^\s.*>]*(\.[^\s.*>]+)+").fullmatch
 
 # `JM_a_B_PENDING` would be both bucket "PENDING" of cluster "a" and the front door of cluster "a_B".
@@ -72,6 +74,11 @@ def is_inbox(subject: str) -> bool:
     return (
         len(subject) <= INBOX_CHARS_MAX and subject.isascii() and subject.isprintable() and _inbox(subject) is not None
     )
+
+
+def is_reply(subject: str) -> bool:
+    """Whether an answer may be sent there: an inbox, or what a server maps the inbox of another account to."""
+    return is_inbox(subject) or (len(subject) <= INBOX_CHARS_MAX and _mapped(subject) is not None)
 
 
 def parse_inbox_prefix(text: str) -> str:

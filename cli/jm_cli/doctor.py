@@ -155,7 +155,7 @@ async def _coordinator(link: "NatsLink", names: "Names") -> Finding:
 
 
 async def _workers(link: "NatsLink", names: "Names") -> Finding:
-    from jm_core import wire  # noqa: PLC0415
+    from jm_core.kv_records import worker_at  # noqa: PLC0415
     from jm_nats.errors import AgentError, NoSuchStreamError  # noqa: PLC0415
     from jm_nats.kv import CasKv  # noqa: PLC0415
 
@@ -165,7 +165,7 @@ async def _workers(link: "NatsLink", names: "Names") -> Finding:
         entries = []
     except AgentError as error:
         return _broken("workers", ExitCode.NO_WORKER, str(error))
-    workers = [wire.decode_worker(entry.value) for entry in entries]
+    workers = [worker for entry in entries if (worker := worker_at(entry.key, entry.value)) is not None]
     if not workers:
         return Finding("workers", ExitCode.NO_WORKER, "none is alive; jobs wait", "start one: jm worker MODULE:APP")
     running = sum(worker.running for worker in workers)

@@ -172,7 +172,7 @@ async def _announce_when_ready(plan: UpPlan, app: "JobMaster", local: LocalEnv, 
 
 async def _is_ready(link: "NatsLink", app: "JobMaster", pids: Sequence[int | None]) -> bool:
     """Whether a coordinator leads, and each of these workers has opened buckets."""
-    from jm_core import wire  # noqa: PLC0415
+    from jm_core.kv_records import bucket_at, worker_at  # noqa: PLC0415
     from jm_core.model import BucketStatus  # noqa: PLC0415
     from jm_nats.api_client import ApiClient  # noqa: PLC0415
     from jm_nats.kv import CasKv  # noqa: PLC0415
@@ -180,9 +180,10 @@ async def _is_ready(link: "NatsLink", app: "JobMaster", pids: Sequence[int | Non
     await ApiClient(link, app.names).counts()
     workers = await (await CasKv.open(link, app.names.workers_kv)).entries()
     buckets = await (await CasKv.open(link, app.names.buckets_kv)).entries()
-    by_pid = {worker.pid: worker.worker for worker in (wire.decode_worker(entry.value) for entry in workers)}
-    records = [wire.decode_bucket(entry.value) for entry in buckets]
-    serving = {record.worker for record in records if record.status == BucketStatus.ACTIVE}
+    alive = [worker_at(entry.key, entry.value) for entry in workers]
+    by_pid = {worker.pid: worker.worker for worker in alive if worker}
+    records = [bucket_at(entry.key, entry.value) for entry in buckets]
+    serving = {record.worker for record in records if record and record.status == BucketStatus.ACTIVE}
     return all(pid is not None and by_pid.get(pid) in serving for pid in pids)
 
 

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-import msgspec
 import typer
 from msgspec import Struct
 
@@ -23,9 +22,9 @@ from jm_cli.role_settings import HealthOptions
 from jm_cli.running import run_for_long
 from jm_cli.service_manager import ServiceManager, notifying
 from jm_cli.serving import StopSignals, health_port
-from jm_core import wire
 from jm_core.errors import JmError
 from jm_core.health import GroupReport, Health
+from jm_core.kv_records import worker_at
 from jm_nats.connection import connect
 from jm_nats.kv import CasKv
 from jm_nats.worker.heartbeat import pid_space
@@ -153,12 +152,11 @@ async def forget_worker(app: "JobMaster", *, pid: int | None, space: str) -> int
     async with await connect(app.nats_config(), client_name="jobmaster supervisor") as link:
         workers = CasKv(link, app.names.workers_kv)
         for entry in await workers.entries():
-            with suppress(msgspec.DecodeError):  # another version's is not our child's
-                record = wire.decode_worker(entry.value)
-                if space and (record.pid, record.pid_space) == (pid, space):
-                    await workers.delete(entry.key, revision=entry.revision)
-                    removed += 1
-                    log.info("heartbeat of a dead process removed", extra={"worker": entry.key, "pid": pid})
+            record = worker_at(entry.key, entry.value)  # None: another version's is not our child's
+            if space and record is not None and (record.pid, record.pid_space) == (pid, space):
+                await workers.delete(entry.key, revision=entry.revision)
+                removed += 1
+                log.info("heartbeat of a dead process removed", extra={"worker": entry.key, "pid": pid})
     return removed
 
 

@@ -11,6 +11,7 @@ from nats.js.api import AckPolicy, ConsumerConfig
 
 from jm_core import limits, wire
 from jm_core.errors import InvalidNameError
+from jm_core.kv_records import bucket_at
 from jm_core.model import BucketEvent, BucketStatus, ReturnReason
 from jm_core.ownership import ADOPTABLE, adopted, moved
 from jm_core.wire import BucketRecord, EventBatch, Returned
@@ -72,6 +73,7 @@ class Adopter:
         self._room = asyncio.Semaphore(limits.ADOPTIONS_MAX)
         self._tended: set[str] = set()  # that a task is about
         self._news: set[str] = set()  # of them, those that were seen again meanwhile
+        self._claimed: dict[str, BucketRecord] = {}  # as we have written it
         self.draining: set[str] = set()
 
     def seen(self, name: str, record: BucketRecord | None) -> None:
@@ -103,6 +105,7 @@ class Adopter:
                     return
         finally:
             self._tended.discard(name)
+            self._claimed.pop(name, None)
             self.draining.discard(name)
 
     async def _until_done(self, name: str) -> None:
@@ -126,7 +129,9 @@ class Adopter:
         entry = await self._kv.get(name)
         if entry is None:
             return True
-        record, revision = wire.decode_bucket(entry.value), entry.revision
+        record, revision = bucket_at(name, entry.value), entry.revision
+        if record is None:
+            return await self._write_again(name, revision)
         lost_at = record.changed_at  # or, where we claimed it without hearing that we did, then
         if record.status in ADOPTABLE:
             if not self._may():
@@ -137,6 +142,7 @@ class Adopter:
             if isinstance(answer, Stale):
                 return False  # look again who was quicker
             revision = answer.revision
+            self._claimed[name] = record
         elif not self._is_ours(record):
             return True
         self.draining.add(name)
@@ -144,6 +150,15 @@ class Adopter:
         if record.was_lost:
             telemetry.bucket_drained(time.time() - lost_at)
         return True
+
+    async def _write_again(self, name: str, revision: int) -> bool:
+        """Somebody wrote what nobody can read over it: say again that we drain it. Else it is the leader's to mend."""
+        mine = self._claimed.get(name)
+        if mine is None:
+            return True
+        trouble(log, "bucket's record could not be read; written again", {"bucket": name})
+        await self._kv.update(name, wire.encode(mine), revision=revision)
+        return False
 
     async def _drain(self, record: BucketRecord, revision: int) -> None:
         began_s = time.monotonic()
@@ -172,7 +187,8 @@ class Adopter:
 
     async def _is_overtaken(self, record: BucketRecord) -> bool:
         entry = await self._kv.get(record.bucket)
-        return entry is None or wire.decode_bucket(entry.value).epoch != record.epoch
+        seen = None if entry is None else bucket_at(record.bucket, entry.value)
+        return seen is None or seen.epoch != record.epoch
 
     async def _empty(self, record: BucketRecord) -> tuple[int, list[str]]:
         """Return every job in its stream: those that are due and those that the server holds for later. How many they

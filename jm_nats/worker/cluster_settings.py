@@ -1,16 +1,18 @@
 """The cluster's settings as a worker follows them: whether anything starts, and which buckets are open."""
 
 import logging
+from collections.abc import Iterable
 from typing import Final
 
-import msgspec
-
-from jm_core.cluster import DEFAULT, KEY, ClusterSettings, buckets_wanted, decode_settings
-from jm_nats.kv import CasKv, Changed, Removed, Snapshot
-from jm_nats.subjects import Names
+from jm_core.cluster import DEFAULT, KEY, ClusterSettings, buckets_wanted
+from jm_core.kv_records import settings_at
+from jm_nats.app import JobMaster
+from jm_nats.errors import AgentError
+from jm_nats.kv import CasKv, Changed, Entry, Removed, Snapshot
 from jm_nats.troubles import trouble
 from jm_nats.worker.config import WorkerConfig
 from jm_nats.worker.parts import Parts
+from jm_nats.worker.registration import mend_defaults
 
 log = logging.getLogger("jobmaster.worker")
 
@@ -18,9 +20,10 @@ NOT_WANTED: Final = "the cluster's settings want fewer buckets of its priority"
 
 
 class ClusterSettingsFollower:
-    def __init__(self, parts: Parts, names: Names, lanes: tuple[str, ...], config: WorkerConfig) -> None:
+    def __init__(self, parts: Parts, app: JobMaster, lanes: tuple[str, ...], config: WorkerConfig) -> None:
         self._parts = parts
-        self._kv = CasKv(parts.link, names.cluster_kv)
+        self._kv = CasKv(parts.link, app.names.cluster_kv)
+        self._app = app
         self._lanes = lanes
         self._config = config
         self._settings = DEFAULT
@@ -42,12 +45,22 @@ class ClusterSettingsFollower:
                     case Snapshot(entries=entries):
                         values = [entry.value for entry in entries if entry.key == KEY]
                         await self._change(values[0] if values else None)
+                        await self._mend(entries)
                     case Changed(entry=entry) if entry.key == KEY:
                         await self._change(entry.value)
+                    case Changed(entry=entry):  # a handler's defaults, the leader
+                        await self._mend([entry])
                     case Removed(key=key) if key == KEY:
                         await self._change(None)
                     case _:
-                        pass  # a handler's defaults, the leader
+                        pass
+
+    async def _mend(self, entries: Iterable[Entry]) -> None:
+        try:
+            for entry in entries:
+                await mend_defaults(self._kv, self._app, entry)
+        except AgentError as error:
+            log.debug("defaults of a handler not written again", extra={"problem": str(error)})
 
     async def _change(self, value: bytes | None) -> None:
         if not self._take(value):
@@ -62,10 +75,9 @@ class ClusterSettingsFollower:
         """False: nothing changes for us. Settings are never taken away: where there are none any more the KV was lost,
         the leader will write them again, and a passive cluster must not start jobs meanwhile.
         """
-        try:
-            settings = self._settings if value is None else decode_settings(value)
-        except msgspec.DecodeError as error:  # of a newer version
-            trouble(log, "cluster settings cannot be read; the last ones stay", {"problem": str(error)})
+        settings = self._settings if value is None else settings_at(value)
+        if settings is None:  # of a newer version, or of somebody who is none of us: the leader writes them again
+            trouble(log, "cluster settings cannot be read; the last ones stay", {"found": repr(value)[:100]})
             return False
         wanted = buckets_wanted(self._lanes, self._config.priorities, self._config.buckets, settings)
         is_news = settings.starts is self._parts.engine.paused or wanted != self._parts.buckets.wanted

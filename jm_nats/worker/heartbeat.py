@@ -15,10 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from jm_core import limits, wire
 from jm_core.errors import JmError
+from jm_core.kv_records import worker_at
 from jm_core.model import WorkerState
 from jm_core.wire import WorkerRecord
 from jm_nats import telemetry
@@ -280,12 +279,7 @@ class Heartbeat:
 
 
 def _decoded(entry: Entry | None) -> WorkerRecord | None:
-    if entry is None:
-        return None
-    try:
-        return wire.decode_worker(entry.value)
-    except msgspec.DecodeError:
-        return None
+    return None if entry is None else worker_at(entry.key, entry.value)
 
 
 def pid_space() -> str:

@@ -3,12 +3,9 @@
 import asyncio
 import logging
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Final
 
-import msgspec
-
-from jm_core import wire
+from jm_core.kv_records import worker_at
 from jm_core.model import ReturnReason
 from jm_core.rebalance import Waiting, jobs_to_return
 from jm_core.wire import WorkerRecord
@@ -64,8 +61,4 @@ def _anybody(waiting: list[Waiting]) -> WorkerRecord:
 
 def _records(entries: Iterable[Entry]) -> list[WorkerRecord]:
     """Of the neighbours that can be read: one of another version may not be."""
-    records = []
-    for entry in entries:
-        with suppress(msgspec.DecodeError):
-            records.append(wire.decode_worker(entry.value))
-    return records
+    return [record for entry in entries if (record := worker_at(entry.key, entry.value)) is not None]

@@ -1,16 +1,21 @@
 """What a worker tells the cluster: its buckets' records, and the defaults of its handlers."""
 
 import time
+from typing import Final
 
 import uuid_utils
 
 from jm_core import wire
 from jm_core.errors import JmError
+from jm_core.kv_records import bucket_at, handler_at
 from jm_core.model import WEIGHTS, BucketEvent, BucketKind, BucketStatus, Priority
 from jm_core.ownership import moved
 from jm_core.wire import BucketRecord
 from jm_nats.app import JobMaster
-from jm_nats.kv import CasKv, Stale, Written
+from jm_nats.kv import CasKv, Entry, Stale, Written
+
+MOVE_TRIES: Final = 5
+HANDLER_PREFIX: Final = "handler."
 
 
 class BucketTakenError(JmError):
@@ -72,19 +77,34 @@ class Record:
             IllegalMoveError, AgentError.
         """
         value = moved(self.value, event, now_s=time.time(), reason=reason)
-        match await self._kv.update(value.bucket, wire.encode(value), revision=self.revision):
-            case Written(revision=revision):
-                self.value, self.revision = value, revision
-                return True
-            case Stale():
-                return False
+        for _ in range(MOVE_TRIES):
+            match await self._kv.update(value.bucket, wire.encode(value), revision=self.revision):
+                case Written(revision=revision):
+                    self.value, self.revision = value, revision
+                    return True
+                case Stale(current=Entry() as seen) if bucket_at(seen.key, seen.value) is None:
+                    self.revision = seen.revision  # nobody took it: somebody wrote what nobody can read over it
+                case Stale():
+                    return False
+        return False
 
 
 async def publish_defaults(cluster: CasKv, app: JobMaster) -> None:
     """Tell the writer what foreign clients may leave out. Written only when it changed: an idle KV stays quiet."""
     for handler in app.handlers.values():
-        key = f"handler.{handler.name}"
+        key = f"{HANDLER_PREFIX}{handler.name}"
         value = wire.encode(handler.defaults())
         entry = await cluster.get(key)
         if entry is None or entry.value != value:
             await cluster.put(key, value)
+
+
+async def mend_defaults(cluster: CasKv, app: JobMaster, entry: Entry) -> None:
+    """Somebody wrote what nobody can read over the defaults of a handler of ours.
+
+    Raises:
+        AgentError: NATS does not answer.
+    """
+    handler = app.handlers.get(entry.key.removeprefix(HANDLER_PREFIX))
+    if handler is not None and entry.key.startswith(HANDLER_PREFIX) and handler_at(entry.value) is None:
+        await cluster.update(entry.key, wire.encode(handler.defaults()), revision=entry.revision)

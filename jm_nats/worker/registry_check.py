@@ -8,10 +8,9 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
-import msgspec
-
 from jm_core import wire
 from jm_core.health import Invariant, InvariantViolatedError
+from jm_core.kv_records import bucket_at
 from jm_core.model import BucketStatus
 from jm_core.ownership import Standing, lost, standing
 from jm_core.wire import BucketRecord
@@ -135,10 +134,8 @@ class RegistryCheck:
             return
         asked_s = time.monotonic()
         entry = await self._kv.get(bucket.name)
-        try:
-            seen = wire.decode_bucket(entry.value) if entry is not None else None
-        except msgspec.DecodeError:
-            assert entry is not None
+        seen = bucket_at(entry.key, entry.value) if entry is not None else None
+        if seen is None and entry is not None:
             await self._write_again(bucket, entry.revision)
             return
         match standing(bucket.value, seen):
@@ -197,8 +194,11 @@ class RegistryCheck:
                 entry = await self._kv.get(name)
                 if entry is None:
                     await delete_bucket(self._link, self._names, name)
-                else:
-                    await self._disown(name, wire.decode_bucket(entry.value), entry.revision)
+                elif (record := bucket_at(name, entry.value)) is not None:
+                    await self._disown(name, record, entry.revision)
+                else:  # nobody's, and nobody could know whose: what it holds is a stray bucket's, for the leader
+                    await self._kv.delete(name, revision=entry.revision)
+                    continue
             except AgentError as error:
                 log.debug("bucket cannot be undone yet", extra={"bucket": name, "error": str(error)})
                 await asyncio.sleep(RETRY_PAUSE_S)

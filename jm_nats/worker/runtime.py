@@ -187,7 +187,7 @@ class Worker:
         start(parts.guard.run(), "lease")
         start(self._pulse.run(), "pulse")
         if self.runs_jobs:
-            settings = ClusterSettingsFollower(parts, self.app.names, self.lanes, self.config)
+            settings = ClusterSettingsFollower(parts, self.app, self.lanes, self.config)
             await settings.begin()
             await parts.buckets.open_wanted()
             start(settings.run(), "cluster settings")

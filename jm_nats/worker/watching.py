@@ -5,9 +5,7 @@ import logging
 import time
 from typing import Final
 
-import msgspec
-
-from jm_core import wire
+from jm_core.kv_records import bucket_at
 from jm_core.limits import STALL_LIMIT_S
 from jm_nats import telemetry
 from jm_nats.clock import CorrectedClock
@@ -96,9 +94,8 @@ async def watch_registry(parts: Parts) -> None:
     """What happens to buckets: ours, and those that others leave behind."""
 
     def seen(key: str, value: bytes | None) -> None:
-        try:
-            record = wire.decode_bucket(value) if value is not None else None
-        except msgspec.DecodeError:  # of another version, or garbage
+        record = None if value is None else bucket_at(key, value)
+        if record is None and value is not None:  # of another version, or garbage
             parts.buckets.check.unreadable(key)
         else:
             parts.buckets.check.changed(key, record)

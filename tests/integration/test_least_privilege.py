@@ -21,6 +21,8 @@ from jm_nats import JobClient
 from jm_nats.connection import connect
 from jm_nats.embedded import find_nats_server
 from jm_nats.errors import AgentDeniedError
+from jm_nats.kv import CasKv
+from jm_nats.provision import ensure_cluster
 from jm_nats.subjects import Names
 from tests.support.app import echo, noop, sleeper, steps, waits_for_file
 from tests.support.cli import jm
@@ -224,6 +226,7 @@ READ_PENDING: Final = [
     f"$JS.ACK.{PENDING}.writer.1.1.1.1.0",
 ]
 KV_WRITES: Final = [f"$KV.{kv}.somebody" for kv in KVS]
+SETTINGS_ASKED: Final = f"$JS.API.DIRECT.GET.KV_{NAMES.cluster_kv}.$KV.{NAMES.cluster_kv}.settings"
 BUCKET: Final = [NAMES.run("b1"), NAMES.sched("b1", 1), NAMES.ctl("b1")]
 BUCKET_STREAM: Final = NAMES.bucket_stream("b1")
 ORDERS: Final = [NAMES.worker_rpc("w1")]
@@ -291,6 +294,94 @@ async def is_refused(link: NatsLink, subject: str) -> bool:
     undo()
     await subscription.unsubscribe()
     return said == [subject.lower()]
+
+
+# -- what permissions do not ask: the server answers wherever a publisher says, with rights of its own
+
+
+# Known limit (docs/deployment.md): they share the account of the streams, and a reply subject is not asked about there.
+IN_THE_STREAMS_ACCOUNT: Final = {"worker", "coordinator", "operator", "monitoring"}
+ANSWERED: Final = {
+    "submitter": [NAMES.submit, "$JS.API.INFO", SETTINGS_ASKED],
+    "client": [NAMES.submit, "$JS.API.INFO", SETTINGS_ASKED, *(NAMES.api(operation) for operation in sorted(READS))],
+    "worker": [NAMES.events("b1"), f"$KV.{NAMES.workers_kv}.probe", f"$KV.{NAMES.cluster_kv}.handler.probe"],
+    "coordinator": [f"$KV.{NAMES.workers_kv}.probe", f"$KV.{NAMES.cluster_kv}.handler.probe"],
+    "operator": [NAMES.submit],
+    "monitoring": ["$JS.API.INFO"],
+}
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_an_answer_to_a_foreign_subject_is_stored_in_the_account_of_the_streams_only(nats, role):
+    async with await connect(nats.config("coordinator"), client_name="test") as ours:
+        await ensure_cluster(ours, NAMES, replicas=1, lease_s=3)
+        kv = CasKv(ours, NAMES.cluster_kv)
+        async with await connect(nats.config(role), client_name="test") as link:
+            for place, subject in enumerate(ANSWERED[role]):
+                key = f"probe-{role}-{place}"
+                await link.nc.publish(subject, b"{}", reply=f"$KV.{kv.kv}.{key}")
+                if role in IN_THE_STREAMS_ACCOUNT:
+                    await wait_until(lambda key=key: kv.get(key), what=f"the answer to {subject}")
+                    continue
+                for later in (NAMES.submit, "$JS.API.INFO"):  # the server answers in order, so the first one is over
+                    await link.request(later, b"{}", timeout_s=5)
+                assert await kv.get(key) is None, subject
+
+
+async def test_who_hands_in_jobs_has_an_answer_in_spite_of_that(nats):
+    """What says "nothing is stored" above is stored elsewhere: in the front door, and acknowledged to its inbox."""
+    async with await connect(nats.config("coordinator"), client_name="test") as ours:
+        await ensure_cluster(ours, NAMES, replicas=1, lease_s=3)
+        before = (await ours.api(f"STREAM.INFO.{PENDING}"))["state"]["last_seq"]
+        for role in ("submitter", "client"):
+            async with await connect(nats.config(role), client_name="test") as link:
+                answer = json.loads((await link.request(NAMES.submit, b"{}", timeout_s=5)).data)
+            assert answer["stream"] == PENDING
+            assert answer["seq"] > before
+
+
+@pytest.mark.parametrize("subject", ["_INBOX_client.>", "_R_.>"], ids=["receipts", "answers"])
+async def test_a_worker_can_keep_what_is_sent_to_others(nats, subject):
+    """A known limit (docs/deployment.md): a worker makes streams, and names have no wildcard for a part of them."""
+    async with await connect(nats.config("coordinator"), client_name="test") as ours:
+        await ensure_cluster(ours, NAMES, replicas=1, lease_s=3)
+        async with await connect(nats.config("worker"), client_name="test") as link:
+            await link.api("STREAM.CREATE.STEAL", {"name": "STEAL", "subjects": [subject], "storage": "memory"})
+            try:
+                await ours.nc.publish("_INBOX_client.x.y", b"a receipt")
+                await ours.round_trip()
+                async with await connect(nats.config("client"), client_name="test") as client:
+                    await client.request(NAMES.submit, b"{}", timeout_s=5)
+                assert (await link.api("STREAM.INFO.STEAL"))["state"]["messages"] > 0
+            finally:
+                await link.api("STREAM.DELETE.STEAL")
+
+
+async def test_a_worker_can_copy_what_waits(nats):
+    """As above: JetStream copies between streams without asking for a user's rights."""
+    async with await connect(nats.config("coordinator"), client_name="test") as ours:
+        await ensure_cluster(ours, NAMES, replicas=1, lease_s=3)
+        async with await connect(nats.config("client"), client_name="test") as client:
+            await client.request(NAMES.submit, b"{}", timeout_s=5)
+        async with await connect(nats.config("worker"), client_name="test") as link:
+            copied = {"name": "COPY", "sources": [{"name": PENDING}], "storage": "memory"}
+            await link.api("STREAM.CREATE.COPY", copied)
+            try:
+
+                async def has_come() -> bool:
+                    return bool((await link.api("STREAM.INFO.COPY"))["state"]["messages"])
+
+                await wait_until(has_come, what="a copy of what waits")
+            finally:
+                await link.api("STREAM.DELETE.COPY")
+
+
+async def test_the_end_of_a_tls_connection_is_no_warning(nats):
+    """asyncio warns of each connection whose protocol does not know that it is TLS."""
+    async with await connect(nats.config("client"), client_name="test") as link:
+        protocol = link.nc._transport._io_writer.transport.get_protocol()
+        await link.round_trip()
+        assert not protocol.eof_received()
 
 
 # -- what a person is told
