@@ -194,3 +194,4 @@ async def test_only_the_supervisor_of_several_workers_speaks(manager, nats_serve
         await wait_until(lambda: workers.err().count("worker ready") == 2, what="both", shown=workers.err)
         assert await workers.end() == ExitCode.OK
         assert manager.heard().count("READY=1") == 1
+        assert not [line for line in manager.heard() if line.startswith("EXTEND")], "a worker would begin with that"
