@@ -127,6 +127,9 @@ async def waits_for_results(roles: Roles) -> None:
         seen = [step.fraction async for step in client.progress(handle.job_id, timeout=20)]
         assert seen[-1] == 1.0
         assert (await client.job(one.job_id)).status == "succeeded"
+        many = await client.submit_many([echo.job({"value": value}) for value in range(20)], wait="recorded")
+    waited = await roles.jm("client", "job", "wait", one.job_id, *(receipt.job_id for receipt in many))
+    assert json.dumps(waited).count('"succeeded"') == 21
 
 
 async def a_lost_worker_is_replaced(roles: Roles, first: JmProcess, folder: Path) -> JmProcess:
@@ -423,6 +426,51 @@ def test_the_doctor_tells_a_refusal_from_an_absence(nats, tmp_path):
     by_check = {finding["check"]: finding for finding in json.loads(done.stdout)}
     assert "may not publish" in by_check["streams"]["detail"]
     assert "may not publish" in by_check["coordinator"]["detail"]
+
+
+# -- a second application, as docs/deployment.md says
+
+
+def with_a_second_application(folder: Path, steps: int) -> Path:
+    """A copy of deploy/nats with the first ``steps`` of the four."""
+    shutil.copytree(FOLDER, folder)
+    path = folder / "accounts.conf"
+    text = path.read_text()
+    stream = 'stream: {{ account: PROD, subject: "_INBOX_{0}.>" }}'.format
+    export = '{{ stream: "_INBOX_{0}.>", accounts: [PROD_APPS] }}'.format
+    (user,) = re.findall(
+        r"^            \{\n                user: client\n.*?^            \}\n", text, re.DOTALL | re.MULTILINE
+    )
+    mine = user.replace("user: client", "user: reports").replace("_CLIENT", "_REPORTS").replace("_client", "_reports")
+    changes = [
+        (user, user + mine),
+        ("{ " + stream("client") + " }", "{ " + stream("client") + " }\n{ " + stream("reports") + " }"),
+        (export("client"), export("client") + "\n" + export("reports")),
+        ('"_INBOX_submitter.>", "_INBOX_client.>"', '"_INBOX_submitter.>", "_INBOX_client.>", "_INBOX_reports.>"'),
+    ]
+    for old, new in changes[:steps]:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    path.write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(("steps", "hears"), [(4, True), (1, False)], ids=["all steps", "the first alone"])
+async def test_a_second_application_hears_its_receipts_and_no_other_s(tmp_path, steps, hears):
+    files = with_a_second_application(tmp_path / "nats", steps)
+    with DeployedNats(files, (*ROLES, "reports")) as server:
+        async with (
+            await connect(server.config("coordinator"), client_name="test") as ours,
+            await connect(server.config("reports"), client_name="test") as link,
+        ):
+            await ensure_cluster(ours, NAMES, replicas=1, lease_s=3)
+            heard = await link.nc.subscribe("_INBOX_reports.mine.*")
+            assert await is_refused(link, "_INBOX_client.>")
+            assert (await link.request(NAMES.submit, b"{}", timeout_s=5)).data  # acknowledged, with or without
+            await ours.nc.publish("_INBOX_reports.mine.1", b"a receipt")
+            await ours.round_trip()
+            await link.round_trip()
+            assert bool(heard.pending_msgs) is hears
 
 
 # -- the other files

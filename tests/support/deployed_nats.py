@@ -15,7 +15,7 @@ from jm_nats.embedded import NatsServer, find_nats_server
 from jm_nats.local_server import HOST
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 FOLDER: Final = Path(__file__).resolve().parents[2] / "deploy" / "nats"
 CLUSTER: Final = "prod"  # the one that accounts.conf is written for
@@ -42,18 +42,23 @@ def make_pki(folder: Path) -> None:
         subprocess.run([*command, "-out", f"{name}.pem", *extra], cwd=folder, check=True, capture_output=True)
 
 
-def server_variables(pki: Path, store: Path) -> dict[str, str]:
+def server_variables(pki: Path, store: Path, roles: Sequence[str] = ROLES) -> dict[str, str]:
     """What server.conf takes from the environment."""
-    passwords = {f"NATS_PASSWORD_{role.upper()}": f'"{password(role)}"' for role in (*ROLES, "admin")}
+    passwords = {f"NATS_PASSWORD_{role.upper()}": f'"{password(role)}"' for role in (*roles, "admin")}
     files = {"CERT": pki / "server.pem", "KEY": pki / "server.key", "CA": pki / "ca.pem"}
     return passwords | {f"NATS_TLS_{name}": f'"{path}"' for name, path in files.items()} | {"NATS_STORE": f'"{store}"'}
 
 
 class DeployedNats(NatsServer):
-    """server.conf; only the port is another one, and the folder of the store is a temporary one."""
+    """server.conf; only the port is another one, and the folder of the store is a temporary one.
 
-    def __init__(self) -> None:
+    Args:
+        files: deploy/nats, or a copy of it that was changed as docs/deployment.md says; ``roles`` are its users.
+    """
+
+    def __init__(self, files: Path = FOLDER, roles: Sequence[str] = ROLES) -> None:
         super().__init__(Path(tempfile.mkdtemp(prefix="jm-nats-deployed-")))
+        self._files, self._roles = files, roles
         self.temporary = True
         self._belongings.folder = self.directory
 
@@ -63,7 +68,7 @@ class DeployedNats(NatsServer):
             make_pki(self.directory)
 
     def _spawn(self, lock_fd: int) -> ChildProcess:
-        argv = [str(find_nats_server()), "--config", str(FOLDER / "server.conf"), "--addr", HOST]
+        argv = [str(find_nats_server()), "--config", str(self._files / "server.conf"), "--addr", HOST]
         argv += ["--port", str(self.port), "--http_port", "0", "--ports_file_dir", str(self._ports_directory)]
         return ChildProcess(
             argv,
@@ -78,7 +83,7 @@ class DeployedNats(NatsServer):
     @property
     def environment(self) -> dict[str, str]:
         """What the server is started with."""
-        return {**os.environ, **server_variables(self.directory, self.directory)}
+        return {**os.environ, **server_variables(self.directory, self.directory, self._roles)}
 
     @property
     def url(self) -> str:
