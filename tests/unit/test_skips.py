@@ -64,3 +64,9 @@ def test_ci_that_is_off_is_no_ci(ci):
 def test_every_run_of_the_build_tells_its_skips():
     runs = re.findall(r"pytest (.*)", (ROOT / ".ci" / "run").read_text())
     assert sum(run.startswith("-rs ") for run in runs) == 3
+
+
+def test_what_ci_tried_to_get_in_vain_is_skipped_and_nothing_else():
+    environment = {"CI": "true", "JM_CI_WITHOUT": "sometool is not installed"}
+    assert complaint("sometool is not installed", environment) is None
+    assert complaint("othertool is not installed", environment) is not None
