@@ -19,6 +19,7 @@ from jm_nats.errors import AgentError
 from jm_nats.kv import CasKv, Written
 from jm_nats.provision import delete_bucket, ensure_bucket
 from jm_nats.subjects import Names
+from jm_nats.troubles import trouble
 from jm_nats.worker.intake import Intake
 from jm_nats.worker.outcomes import BucketPort
 from jm_nats.worker.registration import Record
@@ -160,7 +161,7 @@ class RegistryCheck:
         """Somebody wrote something over its record that nobody can read: say again what it is."""
         answer = await self._kv.update(bucket.name, wire.encode(bucket.value), revision=revision)
         if isinstance(answer, Written):
-            log.warning("bucket's record could not be read; written again", extra={"bucket": bucket.name})
+            trouble(log, "bucket's record could not be read; written again", {"bucket": bucket.name})
             bucket.record.revision, bucket.seen_s = answer.revision, time.monotonic()
 
     async def _register_again(self, bucket: OwnBucket) -> None:
