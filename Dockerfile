@@ -6,7 +6,7 @@
 ARG PYTHON_IMAGE=python:3.13-slim
 
 FROM ${PYTHON_IMAGE} AS build
-# For pip, e.g. --index-url, or "--no-index --find-links /wheels" with wheels in deploy/wheels (the smoke script does so).
+# Options for pip, for example to take wheels put into deploy/wheels instead of an index (the smoke script does so).
 ARG PIP_OPTIONS=""
 # Extras of the package, in brackets: "[embedded]".
 ARG EXTRAS=""

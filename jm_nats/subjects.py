@@ -45,8 +45,8 @@ INBOX_PREFIX: Final = "_INBOX"
 # What our own inboxes begin with; a token or two of their own follow (33 and 32 characters at most).
 INBOX_PREFIX_CHARS_MAX: Final = 100
 INBOX_PREFIX_RULE: Final = (
-    f"at most {INBOX_PREFIX_CHARS_MAX} characters, begins with '{INBOX_PREFIX}', further tokens after dots, "
-    "in all letters, digits, '_' and '-', like _INBOX_worker"
+    f"a text that begins with '{INBOX_PREFIX}' and has letters, digits, '_', '-' and single dots, "
+    f"at most {INBOX_PREFIX_CHARS_MAX} characters, like _INBOX_worker"
 )
 _inbox_prefix = re.compile(r"_INBOX[A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*").fullmatch
 _mapped = re.compile(r"_R_(\.[A-Za-z0-9]+)+").fullmatch

@@ -7,6 +7,7 @@ import pytest
 from jm_nats.config import NatsConfig
 from jm_nats.connection import connect
 from jm_nats.subjects import Names
+from tests.support.processes import Cluster
 
 
 @pytest.fixture
@@ -18,3 +19,10 @@ async def link(nats_server):
 @pytest.fixture
 def names(cluster_name):
     return Names(cluster_name)
+
+
+@pytest.fixture
+async def cluster(nats_server, database, cluster_name):
+    """Of real processes."""
+    async with Cluster(nats_server.url, database, cluster_name) as made:
+        yield made

@@ -24,22 +24,12 @@ from jm_nats.kv import CasKv
 from jm_nats.subjects import Names
 from tests.support.cli import Running, environment, jm
 from tests.support.otlp import Collector, dead_port, silent_port
-from tests.support.processes import Cluster
+from tests.support.processes import settings
 from tests.support.waiting import wait_until
 
 APP = "tests.support.app:jm"
 DRAIN_S = 2.0
 SECRET = "sesame-open-0815"
-
-
-@pytest.fixture
-async def cluster(nats_server, database, cluster_name):
-    async with Cluster(nats_server.url, database, cluster_name) as made:
-        yield made
-
-
-def settings(cluster, **more):
-    return {"JM_NATS_URL": cluster.nats_url, "JM_POSTGRES_DSN": cluster.dsn, "JM_CLUSTER": cluster.name} | more
 
 
 def scraped(port):

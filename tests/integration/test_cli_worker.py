@@ -13,20 +13,10 @@ from jm_nats import JobClient, NatsConfig, submission
 from jm_nats.embedded import NatsServer
 from tests.integration.test_cli_down import ENCODED, FRAGMENTS, PASSWORD
 from tests.support.cli import Running
-from tests.support.processes import Cluster
+from tests.support.processes import settings
 from tests.support.waiting import wait_until
 
 APP = "tests.support.app:jm"
-
-
-@pytest.fixture
-async def cluster(nats_server, database, cluster_name):
-    async with Cluster(nats_server.url, database, cluster_name) as made:
-        yield made
-
-
-def settings(cluster, **more):
-    return {"JM_NATS_URL": cluster.nats_url, "JM_POSTGRES_DSN": cluster.dsn, "JM_CLUSTER": cluster.name} | more
 
 
 async def running_job(cluster, path):

@@ -17,22 +17,12 @@ from jm_nats.embedded import NatsServer
 from jm_nats.subjects import Names
 from tests.support.cli import Running
 from tests.support.otlp import Collector
-from tests.support.processes import Cluster
+from tests.support.processes import Cluster, settings
 from tests.support.text_client import TextClient
 from tests.support.waiting import wait_until
 
 APP = "tests.support.traced_app:jm"
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-
-@pytest.fixture
-async def cluster(nats_server, database, cluster_name):
-    async with Cluster(nats_server.url, database, cluster_name) as made:
-        yield made
-
-
-def settings(cluster, **more):
-    return {"JM_NATS_URL": cluster.nats_url, "JM_POSTGRES_DSN": cluster.dsn, "JM_CLUSTER": cluster.name} | more
 
 
 def entries(process):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
-import sys
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -33,7 +31,8 @@ from jm_nats.telemetry import instruments, names
 from jm_nats.telemetry.metrics import STALL_KINDS
 from jm_nats.telemetry.names import By, Kind
 from tests.support.master import coordinating, linked
-from tests.support.processes import ROOT, environment
+from tests.support.processes import environment
+from tests.support.scripts import said_by
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -120,26 +119,15 @@ EXPECTED: Final[dict[tuple[str, str], Callable[[float], bool]]] = {
 
 
 async def metered(nats_server: NatsServer, database: str, cluster: str) -> dict[str, Any]:
-    script = await asyncio.create_subprocess_exec(
-        sys.executable,
+    return await said_by(
         "-m",
         "tests.support.metered",
         nats_server.url,
         database,
         cluster,
         env=environment(nats_server.url, database, cluster),
-        cwd=ROOT,
-        stdout=asyncio.subprocess.PIPE,
+        timeout_s=100,
     )
-    try:
-        async with asyncio.timeout(100):
-            out, _ = await script.communicate()
-    finally:
-        if script.returncode is None:
-            script.kill()
-            await script.wait()
-    assert script.returncode == 0
-    return json.loads(out.splitlines()[-1])
 
 
 def matching(shown: dict[str, Any], name: str, wanted: str) -> list[dict[str, Any]]:

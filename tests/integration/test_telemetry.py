@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import sys
 from typing import TYPE_CHECKING, Final
 
 from jm_nats import telemetry
-from tests.support.processes import ROOT, Cluster, environment
+from tests.support.processes import Cluster, environment
+from tests.support.scripts import said_by
 
 if TYPE_CHECKING:
     from jm_nats.embedded import NatsServer
@@ -81,15 +79,4 @@ async def test_every_attempt_is_linked_to_the_submit_that_asked_for_it(
 
 async def run_script(cluster: Cluster) -> dict[str, list[dict[str, object]]]:
     env = environment(cluster.nats_url, cluster.dsn, cluster.name)
-    script = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", SCRIPT, env=env, cwd=ROOT, stdout=asyncio.subprocess.PIPE
-    )
-    try:
-        async with asyncio.timeout(60):
-            out, _ = await script.communicate()
-    finally:
-        if script.returncode is None:
-            script.kill()
-            await script.wait()
-    assert script.returncode == 0
-    return json.loads(out.splitlines()[-1])
+    return await said_by("-c", SCRIPT, env=env)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import uuid
 
 import pytest
@@ -17,7 +16,8 @@ from jm_nats.subjects import Names
 from tests.support import node
 from tests.support.cli import jm
 from tests.support.otlp import Collector
-from tests.support.processes import ROOT, Cluster, environment
+from tests.support.processes import Cluster, environment
+from tests.support.scripts import said_by
 from tests.support.text_client import TextClient
 from tests.support.waiting import wait_until
 
@@ -91,18 +91,7 @@ async def started(cluster, collector, *, workers=1):
 
 async def python_client(cluster, collector, traceparent):
     env = environment(cluster.nats_url, cluster.dsn, cluster.name)
-    script = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", PYTHON, collector.url, traceparent, env=env, cwd=ROOT, stdout=asyncio.subprocess.PIPE
-    )
-    try:
-        async with asyncio.timeout(60):
-            out, _ = await script.communicate()
-    finally:
-        if script.returncode is None:
-            script.kill()
-            await script.wait()
-    assert script.returncode == 0
-    return json.loads(out)
+    return await said_by("-c", PYTHON, collector.url, traceparent, env=env)
 
 
 async def submitted_in_text(cluster, **job):

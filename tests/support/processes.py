@@ -297,3 +297,8 @@ def environment(nats_url: str, dsn: str, cluster: str) -> dict[str, str]:
 def with_secret(dsn: str) -> str:
     """With a password that Postgres does not ask for, and that nobody may show (oracle O9)."""
     return dsn.replace("@", f":{quote(oracles.PLANTED, safe='')}@", 1) if dsn.count("@") == 1 else dsn
+
+
+def settings(cluster, **more):
+    """Variables with which a command finds it."""
+    return {"JM_NATS_URL": cluster.nats_url, "JM_POSTGRES_DSN": cluster.dsn, "JM_CLUSTER": cluster.name} | more
