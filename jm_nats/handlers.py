@@ -43,6 +43,8 @@ SUBMIT_OPTIONS: Final = frozenset(
     }
 )
 PROBLEM_BYTES_MAX: Final = 300
+IN_ONE_STEP_S: Final = 50e-6  # what is waited for seldom comes that soon
+QUICK_RUNS: Final = 50
 _encode = msgspec.json.Encoder().encode
 _decode_any = msgspec.json.Decoder(dict[str, Any]).decode
 _JSON_TYPES: Final = (str, int, float, bool, type(None), list, dict)
@@ -85,6 +87,10 @@ class Handler:
         self.timeout_s = timeout_s
         self.backoff = backoff
         self.executor: Executor = executor or ("async" if inspect.iscoroutinefunction(function) else "thread")
+        # One call makes its coroutine and runs none of its code; what was only marked to be one might do anything.
+        self.is_plain = self.executor == "async" and bool(_flags_of(function) & inspect.CO_COROUTINE)
+        self.waits = not self.is_plain  # for anything that takes time: learned from its attempts
+        self._quick = 0
         self.exclusive = exclusive
         self.context_parameter: str | None = None
         self.takes_any = False
@@ -269,6 +275,12 @@ class Handler:
                 given[name] = value
         return given
 
+    def took(self, run_s: float) -> None:
+        """What an attempt took that was expected to wait. Some in a row that did not look like it: expect that."""
+        self._quick = self._quick + 1 if run_s < IN_ONE_STEP_S else 0
+        if self._quick >= QUICK_RUNS:
+            self.waits, self._quick = not self.is_plain, 0
+
     def defaults(self) -> HandlerDefaults:
         """What the cluster is told, so that foreign clients may leave it out."""
         return HandlerDefaults(
@@ -344,6 +356,10 @@ class Handler:
 
     def _undeclarable(self, problem: str) -> InvalidSettingError:
         return InvalidSettingError(f"handler {self.name!r}: {problem}")
+
+
+def _flags_of(function: Callable[..., Any]) -> int:
+    return getattr(getattr(function, "__code__", None), "co_flags", 0)
 
 
 def _foreign_types(info: Any, seen: set[Any]) -> Iterator[type]:

@@ -24,7 +24,9 @@ from jm_nats import telemetry
 from jm_nats.clock import Clock
 from jm_nats.handlers import ArgumentsError, Handler
 from jm_nats.troubles import trouble
+from jm_nats.worker.entrance import Entrance
 from jm_nats.worker.execution import Ask, Execution, Executors
+from jm_nats.worker.held import Held
 from jm_nats.worker.lane_queue import LaneQueue
 from jm_nats.worker.outcomes import BucketPort, Delivery
 from jm_nats.worker.progress import AttemptProgress
@@ -35,19 +37,6 @@ log = logging.getLogger("jobmaster.worker")
 KNOWN_MAX: Final = 50_000
 STATUS_JOBS_MAX: Final = 100
 CLOCK_LOOK_S: Final = 1.0  # a clock that is set, or a machine that slept, is noticed this late at most
-
-
-class Held:
-    """A job that is here. ``again``: further deliveries of it, which must not be acked before it has ended."""
-
-    __slots__ = ("again", "delivery", "port", "run", "since_s")
-
-    def __init__(self, run: Run, port: BucketPort, delivery: Delivery, since_s: float) -> None:
-        self.run = run
-        self.port = port
-        self.delivery = delivery
-        self.since_s = since_s  # loop time at which it could have started
-        self.again: tuple[Delivery, ...] = ()
 
 
 class Engine:
@@ -66,14 +55,15 @@ class Engine:
     ) -> None:
         self._handlers = handlers
         self._slots = slots
-        self._executors = executors
-        self._clock = clock
+        self.executors = executors
+        self.clock = clock
         self._grace_s = cancel_grace_s
         self._on_room = on_room
         self._may_start = may_start
         self._loop = asyncio.get_running_loop()
         # What handlers start with: a slot is often filled by what another one's handler has just left.
         self._context = contextvars.copy_context()
+        self._entrance = Entrance(self._context)
         self._ready: dict[Priority, LaneQueue[Held]] = {p: LaneQueue() for p in Priority}
         self._waiting: dict[Priority, int] = dict.fromkeys(Priority, 0)
         self._turns = Turns()
@@ -101,7 +91,7 @@ class Engine:
 
     def accept(self, runs: list[Run], port: BucketPort, delivery: Delivery) -> None:
         """Take a message's jobs: start, hold until due, or drop what is already here."""
-        now = self._clock.now()
+        now = self.clock.now()
         known = self._known
         loop_now = self._loop.time()
         is_refusing = self._refusals.any
@@ -213,18 +203,13 @@ class Engine:
         progress = None
         if handler.context_parameter is not None:
             progress = AttemptProgress(self._loop, lambda *report: self._report_progress(execution, *report))
-        execution = Execution(handler, run, port, self._clock, progress.report if progress else None, announcement)
-        execution.announced = announcement is not None
+        report = progress.report if progress else None
+        execution = Execution(handler, kwargs, held, self, self._context.copy(), report, announcement)
+        execution.progress = progress
         self._running.add(execution)
         self._running_by[port.priority] += 1
         port.running += 1
-
-        def ended(execution: Execution) -> None:
-            if progress is not None:
-                progress.close()
-            self._ended(execution, held)
-
-        execution.start(kwargs, self._executors, ended, lambda e: self._released(e, held), self._context.copy())
+        self._entrance.add(execution)
         if self._ticker is None:
             self._ticker = self._loop.call_later(limits.FLUSH_S, self._tick, context=self._context)
 
@@ -235,7 +220,7 @@ class Engine:
         run, reporter = held.run, held.port.reporter
 
         async def announce() -> None:
-            reporter.add(Started(run.id, run.dispatch, run.attempt, self._clock.now()))
+            reporter.add(Started(run.id, run.dispatch, run.attempt, self.clock.now()))
             await reporter.stored()
             # NATS was away meanwhile: whose the bucket is has to be asked first.
             while not self._may_start():  # noqa: ASYNC110
@@ -251,26 +236,30 @@ class Engine:
         run = execution.run
         # Made fit for the wire: half a surrogate pair would spoil the report of every other job.
         note = cut_text(note, 4 * limits.PROGRESS_NOTE_CHARS_MAX)
-        execution.port.reporter.progress(Progress(run.id, run.dispatch, self._clock.now(), fraction, note))
+        execution.port.reporter.progress(Progress(run.id, run.dispatch, self.clock.now(), fraction, note))
 
     def _quarantine(self, held: Held, reason: str) -> None:
         run, reporter = held.run, held.port.reporter
         reason = cut_text(reason, limits.ERROR_BYTES_MAX)
         facts = {"job_id": run.id, "attempt": run.attempt, "handler": run.handler, "bucket": held.port.bucket}
         trouble(log, "job quarantined", facts | {"reason": reason}, about=run.handler)
-        reporter.add(Quarantined(run.id, run.dispatch, self._clock.now(), reason), size=200 + len(reason))
+        reporter.add(Quarantined(run.id, run.dispatch, self.clock.now(), reason), size=200 + len(reason))
         telemetry.job_quarantined(held.port.lane, held.port.priority.label)
         self._close(held)
         self._suspect_over(held)
 
-    def _ended(self, execution: Execution, held: Held) -> None:
+    def ended(self, execution: Execution) -> None:
         """The attempt's outcome is known: report it. The slot may be freed later (a thread that cannot be stopped)."""
+        held = execution.held
+        if execution.progress is not None:
+            execution.progress.close()
         event, size = execution.event()
         self.finished += 1
         held.port.reporter.add(event, size=size)
         self._close(held)
 
-    def _released(self, execution: Execution, held: Held) -> None:
+    def released(self, execution: Execution) -> None:
+        held = execution.held
         self._running.discard(execution)
         self._running_by[held.port.priority] -= 1
         held.port.running -= 1
@@ -292,12 +281,12 @@ class Engine:
     def _arm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        wait_s = max(self._later[0][0] - self._clock.now(), 0.0)
+        wait_s = max(self._later[0][0] - self.clock.now(), 0.0)
         self._timer = self._loop.call_later(min(wait_s, CLOCK_LOOK_S), self._due, context=self._context)
 
     def _due(self) -> None:
         self._timer = None
-        now = self._clock.now()
+        now = self.clock.now()
         while self._later and self._later[0][0] <= now:
             held = heapq.heappop(self._later)[2]
             held.since_s = self._loop.time()
@@ -340,7 +329,7 @@ class Engine:
         """Return unstarted jobs to the master; costs them no attempt."""
         for held in self._take_out(chosen):
             run = held.run
-            held.port.reporter.add(Returned(run.id, run.dispatch, reason, self._clock.now()))
+            held.port.reporter.add(Returned(run.id, run.dispatch, reason, self.clock.now()))
             self._close(held)
 
     def _take_out(self, chosen: list[Held]) -> list[Held]:

@@ -6,9 +6,9 @@ import functools
 import logging
 import math
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import anyio
 from msgspec import Raw
@@ -19,15 +19,17 @@ from jm_core.errors import InvalidJobError
 from jm_core.model import AttemptOutcome, ReturnReason
 from jm_core.payload import cut_text
 from jm_core.retry import GiveUp, RetryIn
-from jm_core.wire import Event, Finished, Returned, Run
+from jm_core.wire import Event, Finished, Returned
 from jm_nats import telemetry
 from jm_nats.clock import Clock
 from jm_nats.context import JobContext, NoRetry, Retry
 from jm_nats.handlers import Handler
 from jm_nats.log_context import current_group, current_job
 from jm_nats.worker import failures
-from jm_nats.worker.outcomes import BucketPort
+from jm_nats.worker.held import Held
 from jm_nats.worker.processes import ChildFailed, ContextData, encode_result, run_in_child
+from jm_nats.worker.progress import AttemptProgress
+from jm_nats.worker.rest import Rest
 from jm_nats.worker.threads import DaemonPool, Raised
 
 log = logging.getLogger("jobmaster.worker")
@@ -56,62 +58,82 @@ class Executors:
         self.threads.close()
 
 
-class Execution:
-    """A running attempt. ``on_end`` is called once, when its outcome is known; ``on_release`` once, when its slot is
-    free again: the same moment, unless the handler cannot be stopped.
-    """
+class Owner(Protocol):
+    """Who has started an attempt."""
 
-    __slots__ = (
-        "_announcement", "_asked_s", "_asked_why", "_deadline_s", "_error", "_error_type",
-        "_has_begun", "_has_entered", "_is_over", "_is_released", "_may_retry",
-        "_on_end", "_on_release", "_outcome", "_raw", "_retry_asked_s", "_task", "announced", "asked", "clock",
-        "context", "finished_at", "handler", "port", "reported", "run", "started_at", "started_loop_s",
-    )  # fmt: skip
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def executors(self) -> Executors: ...
+
+    def ended(self, execution: "Execution") -> None:
+        """Its outcome is known. Called once."""
+
+    def released(self, execution: "Execution") -> None:
+        """Its slot is free again: at once, unless the handler cannot be stopped. Called once."""
+
+
+class Execution:
+    """A running attempt."""
+
+    # What few attempts ever change costs the others nothing.
+    announced = False
+    asked: Ask | None = None
+    context: JobContext | None = None
+    progress: AttemptProgress | None = None
+    reported = False
+    started_at = finished_at = 0.0
+    started_loop_s = math.inf
+    _announcement: Callable[[], Awaitable[None]] | None = None
+    _asked_s = 0.0
+    _asked_why = ""
+    _coroutine: Coroutine[Any, Any, Any] | None = None
+    _deadline_s = math.inf
+    _error: str | None = None
+    _error_type = ""  # for metrics and spans
+    _has_begun = False
+    _has_entered = False
+    _is_over = False
+    _is_plain = False  # nothing but to await the handler
+    _is_released = False
+    _may_retry = True
+    _outcome = AttemptOutcome.SUCCEEDED
+    _raw: bytes = NULL
+    _retry_asked_s: float | None = None
+    _task: asyncio.Task[None] | None = None
 
     def __init__(  # noqa: PLR0917 - its parts, made in one place
         self,
         handler: Handler,
-        run: Run,
-        port: BucketPort,
-        clock: Clock,
-        report: Callable[[float, str], None] | None,
+        kwargs: dict[str, Any],
+        held: Held,
+        owner: Owner,
+        variables: contextvars.Context,
+        report: Callable[[float, str], None] | None = None,
         announcement: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Args: announcement: stores that it starts, to be awaited before the handler is called."""
+        """Args:
+        variables: what the handler's context variables are; never those that another handler has set.
+        report: takes its progress.
+        announcement: stores that it starts, to be awaited before the handler is called.
+        """
         self.handler = handler
-        self.run = run
-        self.port = port
-        self.clock = clock
-        self.asked: Ask | None = None
-        self.announced = False
-        self.reported = False
-        self.started_at = self.finished_at = clock.now()
-        self.started_loop_s = self._deadline_s = math.inf
-        self._has_begun = False
-        self._has_entered = False
-        self._is_over = False
-        self.context: JobContext | None = None
-        self._announcement = announcement
-        if (
-            handler.executor != "process" and announcement is None
-        ):  # whose time starts once a child is free, or it is out
-            self._begin()
-        self._asked_s = 0.0
-        self._asked_why = ""
-        self._outcome = AttemptOutcome.SUCCEEDED
-        self._raw: bytes = NULL
-        self._error: str | None = None
-        self._error_type = ""  # for metrics and spans
-        self._may_retry = True
-        self._retry_asked_s: float | None = None
-        self._is_released = False
-        self._task: asyncio.Task[None] | None = None
+        self.held = held
+        self.run = held.run
+        self.port = held.port
+        self._kwargs = kwargs
+        self._owner = owner
+        self.variables = variables
+        if announcement is not None:
+            self._announcement = announcement
+            self.announced = True
         if handler.context_parameter is not None and handler.executor != "process":
-            self.context = self._make_context(report)
+            self.context = kwargs[handler.context_parameter] = self._make_context(report)
 
     def _begin(self) -> None:
         self._has_begun = True
-        self.started_at = self.clock.now()
+        self.started_at = self._owner.clock.now()
         self.started_loop_s = asyncio.get_running_loop().time()
         self._deadline_s = self.started_loop_s + self.run.timeout_s
         if telemetry.Active.metering and not self.run.has_run:
@@ -131,44 +153,83 @@ class Execution:
             max_attempts=run.max_attempts,
             dispatch=run.dispatch,
             metadata=run.metadata or {},
-            deadline_s=self.started_at + run.timeout_s,
+            deadline_s=math.inf,  # until it begins
             report=report,
         )
 
-    def start(
-        self,
-        kwargs: dict[str, Any],
-        executors: Executors,
-        on_end: Callable[["Execution"], None],
-        on_release: Callable[["Execution"], None],
-        context: contextvars.Context,
-    ) -> None:
-        """Args: context: what the handler's context variables are; never those that another handler has set."""
-        self._on_end = on_end
-        self._on_release = on_release
-        if self.context is not None and self.handler.context_parameter is not None:
-            kwargs[self.handler.context_parameter] = self.context
-        self._task = asyncio.create_task(self._main(kwargs, executors), context=context)
+    def enter(self, task: "asyncio.Task[None]") -> Rest | None:
+        """Take the first step, in ``task``. Nothing raised in a handler leaves here: KeyboardInterrupt and SystemExit
+        would tear down the loop, and with it every other job of this worker (BR-118, BR-119).
 
-    async def _main(self, kwargs: dict[str, Any], executors: Executors) -> None:
-        """The attempt's task. Nothing raised in a handler leaves it: KeyboardInterrupt and SystemExit would tear down
-        the loop, and with it every other job of this worker (BR-118, BR-119).
+        Returns:
+            What ``task`` has to hand to ``finish``, and then to do nothing else any more: an order to end this attempt
+            cancels it. None when the attempt is over.
         """
-        self._has_entered = True
-        held_slot: asyncio.Future[Any] | None = None
-        current_job.set(self.run)
         try:
-            if self._announcement is not None:
-                await self._announcement()
-                self._begin()
-            if telemetry.Active.tracing:
-                held_slot = await self._traced(kwargs, executors)
-            else:
-                held_slot = await self._call(kwargs, executors)
+            waits_for = self.variables.run(self._first_step)
+        except StopIteration as end:
+            self._over(end.value)
         except BaseException as error:  # noqa: BLE001
             self._failed(error)
-        self._is_over = held_slot is None
+            self._over(None)
+        else:
+            self._task = task
+            if self.asked is not None:  # while it took that step
+                task.cancel()
+            assert self._coroutine is not None
+            return Rest(self._coroutine, waits_for, self.variables)
+        return None
+
+    async def finish(self, rest: Rest) -> None:
+        """To its end, in the task of the first step."""
+        value = None
+        try:
+            value = await rest
+        except BaseException as error:  # noqa: BLE001
+            self._failed(error)
+        self._over(value)
+
+    async def run_whole(self) -> None:
+        """From its first step to its end, in a task of its own, whose context is ``variables``."""
+        if self.reported:
+            return  # asked to end before it began
+        self._task = asyncio.current_task()
+        value = None
+        try:
+            value = await self._begun()
+        except BaseException as error:  # noqa: BLE001
+            self._failed(error)
         current_job.set(None)  # what is done from here on, starting others among it, is not this job's
+        self._over(value)
+        self.handler.took(self.finished_at - self.started_at)
+
+    def _first_step(self) -> Any:
+        self._coroutine = self._begun()
+        return self._coroutine.send(None)
+
+    def _begun(self) -> Coroutine[Any, Any, Any]:
+        """What is to be awaited; none of the handler's own code has run."""
+        self._has_entered = True
+        current_job.set(self.run)
+        handler = self.handler
+        if self._announcement is not None:
+            return self._guided()
+        if handler.executor != "process":
+            self._begin()  # of the others the time starts once a child is free, or it is out
+        if handler.is_plain and not telemetry.Active.tracing:
+            self._is_plain = True
+            coroutine: Coroutine[Any, Any, Any] = handler.function(**self._kwargs)
+            return coroutine
+        return self._guided()
+
+    def _over(self, value: Any) -> None:
+        """Args: value: the result of a plain handler; else the future that still holds the slot, or None."""
+        held_slot: asyncio.Future[Any] | None = None
+        if not self._is_plain:
+            held_slot = value
+        elif value is not None:
+            self._keep(value)
+        self._is_over = held_slot is None
         try:
             self._end()
         finally:
@@ -176,6 +237,16 @@ class Execution:
                 held_slot.add_done_callback(lambda _: self._release())
             else:
                 self._release()
+
+    async def _guided(self) -> asyncio.Future[Any] | None:
+        """Whatever is more than to await the handler."""
+        kwargs, executors = self._kwargs, self._owner.executors
+        if self._announcement is not None:
+            await self._announcement()
+            self._begin()
+        if telemetry.Active.tracing:
+            return await self._traced(kwargs, executors)
+        return await self._call(kwargs, executors)
 
     async def _traced(self, kwargs: dict[str, Any], executors: Executors) -> asyncio.Future[Any] | None:
         port, group = self.port, current_group()
@@ -246,6 +317,12 @@ class Execution:
         else:
             self._raw = answer
 
+    def _keep(self, result: Any) -> None:
+        try:
+            self._returned(result)
+        except BaseException as error:  # noqa: BLE001 - its own code may run while it is encoded
+            self._failed(error)
+
     def _returned(self, result: Any) -> None:
         if result is None:
             return
@@ -288,12 +365,11 @@ class Execution:
         self._asked_s = now_s
         if self.context is not None:
             self.context._cancelled = True  # noqa: SLF001  (ours: the handler sees it as a property)
-        if self._task is None:
-            return
-        self._task.cancel()
-        if not self._has_entered:  # cancelled before its first step, a task runs nothing of its code
+        if not self._has_entered:
             self._end()
             self._release()
+        elif self._task is not None:
+            self._task.cancel()
 
     def check(self, now_s: float, *, grace_s: float) -> None:
         """Ask for the end at the deadline; report without the handler when it ignores that for ``grace_s``."""
@@ -321,10 +397,10 @@ class Execution:
         if self.reported:
             return
         self.reported = True
-        self.finished_at = self.clock.now()
+        self.finished_at = self._owner.clock.now()
         if telemetry.Active.metering:
             self._measure()
-        self._on_end(self)
+        self._owner.ended(self)
 
     def _kind_of_failure(self, outcome: AttemptOutcome) -> str:
         """Never the error's text, which may hold what it was called with; nothing if it did not fail."""
@@ -342,7 +418,7 @@ class Execution:
     def _release(self) -> None:
         if not self._is_released:
             self._is_released = True
-            self._on_release(self)
+            self._owner.released(self)
 
     # -- what to report
 
