@@ -97,6 +97,7 @@ class Handler:
         self._check_settings()
         self._arguments = self._argument_struct()
         self._decoder = msgspec.json.Decoder(self._arguments)
+        self._takes_all = not self.takes_any and UNSET not in self._arguments.__struct_defaults__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -253,7 +254,7 @@ class Handler:
         else:
             check_decoded_args(raw)
 
-    def _decoded(self, raw: bytes) -> Any:
+    def _decoded(self, raw: bytes | Raw) -> Any:
         try:
             return self._decoder.decode(raw)
         except Exception as error:  # noqa: BLE001  (an annotated type's own code may raise anything)
@@ -262,13 +263,15 @@ class Handler:
 
     # -- running
 
-    def decode_args(self, raw: bytes) -> dict[str, Any]:
+    def decode_args(self, raw: bytes | Raw) -> dict[str, Any]:
         """Keyword arguments for the function, typed as annotated. What the sender left out keeps Python's default.
 
         Raises:
             ArgumentsError: they do not fit; the job is quarantined, not retried.
         """
         decoded = self._decoded(raw)
+        if self._takes_all:
+            return msgspec.structs.asdict(decoded)
         given = _decode_any(raw) if self.takes_any else {}
         for name in self._arguments.__struct_fields__:
             if (value := getattr(decoded, name)) is not UNSET:

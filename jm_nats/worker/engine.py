@@ -59,13 +59,15 @@ class Engine:
         self.clock = clock
         self._grace_s = cancel_grace_s
         self._on_room = on_room
-        self._may_start = may_start
+        self.may_start = may_start
         self._loop = asyncio.get_running_loop()
         # What handlers start with: a slot is often filled by what another one's handler has just left.
         self._context = contextvars.copy_context()
         self._entrance = Entrance(self._context)
         self._ready: dict[Priority, LaneQueue[Held]] = {p: LaneQueue() for p in Priority}
         self._waiting: dict[Priority, int] = dict.fromkeys(Priority, 0)
+        self._ready_now = 0  # their sum
+        self._served = Priority.MEDIUM  # the last one that got a slot
         self._turns = Turns()
         self._later: list[tuple[float, int, Held]] = []
         self._sequence = 0
@@ -83,6 +85,7 @@ class Engine:
         self._suspect: Held | None = None  # whom the next one waits for
         self._suspect_since_s = 0.0
         self.paused = False  # the cluster starts nothing: what comes goes back
+        self.held = 0  # due or not, and not started
         self.held_bytes = 0
         self.duplicates = 0
         self.finished = 0
@@ -106,13 +109,13 @@ class Engine:
                 self._overtaken(run.id)
             known[run.id] = run.dispatch
             held = self._open[run.id] = Held(run, port, delivery, loop_now)
-            self.held_bytes += len(bytes(run.args))
+            self.held += 1
+            self.held_bytes += held.size
             if run.run_at > now:
                 self._sequence += 1
                 heapq.heappush(self._later, (run.run_at, self._sequence, held))
             else:
-                self._ready[port.priority].append(held)
-                self._waiting[port.priority] += 1
+                self._enqueue(held)
         if len(known) > KNOWN_MAX:
             self._forget()
         if self._later:
@@ -150,20 +153,18 @@ class Engine:
     # -- slots
 
     @property
-    def held(self) -> int:
-        return sum(self._waiting.values()) + len(self._later) + len(self._suspects)
-
-    @property
     def running(self) -> int:
         return len(self._running)
 
     def pump(self) -> None:
         """Fill the free slots. Called whenever a job came, a slot went, or the lease is sure again."""
-        while len(self._running) < self._slots and not self.paused and self._may_start():
-            priority = next_priority(self._waiting, self._running_by, self._turns)
-            if priority is None:
-                return
-            self._waiting[priority] -= 1
+        running, waiting = self._running, self._waiting
+        while self._ready_now and len(running) < self._slots and not self.paused and self.may_start():
+            priority = self._served
+            if waiting[priority] != self._ready_now:  # else nothing waits but what is like the last one
+                priority = self._served = next_priority(waiting, self._running_by, self._turns) or priority
+            waiting[priority] -= 1
+            self._ready_now -= 1
             held = self._ready[priority].popleft()
             if held.run.losses < limits.SUSPECT_LOSSES:
                 self._start(held)
@@ -172,6 +173,12 @@ class Engine:
             else:
                 self._suspect, self._suspect_since_s = held, math.inf
                 self._start(held)
+
+    def _enqueue(self, held: Held) -> None:
+        priority = held.port.priority
+        self._ready[priority].append(held)
+        self._waiting[priority] += 1
+        self._ready_now += 1
 
     def waiting_since(self) -> list[Held]:
         """Due jobs without a slot, oldest first within each priority and lane."""
@@ -188,14 +195,15 @@ class Engine:
 
     def _start(self, held: Held) -> None:
         run, port = held.run, held.port
-        self.held_bytes -= len(bytes(run.args))
+        self.held -= 1
+        self.held_bytes -= held.size
         handler = self._handlers.get(run.handler)
         if handler is None:
             known = ", ".join(sorted(self._handlers)[:10]) or "none"
             self._quarantine(held, f"no handler {run.handler!r} on the worker that got it; it knows: {known}")
             return
         try:
-            kwargs = handler.decode_args(bytes(run.args))
+            kwargs = handler.decode_args(run.args)
         except ArgumentsError as error:
             self._quarantine(held, str(error))
             return
@@ -223,7 +231,7 @@ class Engine:
             reporter.add(Started(run.id, run.dispatch, run.attempt, self.clock.now()))
             await reporter.stored()
             # NATS was away meanwhile: whose the bucket is has to be asked first.
-            while not self._may_start():  # noqa: ASYNC110
+            while not self.may_start():  # noqa: ASYNC110
                 await asyncio.sleep(limits.FLUSH_S)
             if held is self._suspect:
                 self._suspect_since_s = self._loop.time()
@@ -248,6 +256,9 @@ class Engine:
         self._close(held)
         self._suspect_over(held)
 
+    def loop_time(self) -> float:
+        return self._loop.time()
+
     def ended(self, execution: Execution) -> None:
         """The attempt's outcome is known: report it. The slot may be freed later (a thread that cannot be stopped)."""
         held = execution.held
@@ -263,7 +274,8 @@ class Engine:
         self._running.discard(execution)
         self._running_by[held.port.priority] -= 1
         held.port.running -= 1
-        self._suspect_over(held)
+        if held is self._suspect:
+            self._suspect_over(held)
         self.pump()
         self._on_room()
 
@@ -275,6 +287,7 @@ class Engine:
                 following = self._suspects.popleft()
                 self._ready[following.port.priority].appendleft(following)
                 self._waiting[following.port.priority] += 1
+                self._ready_now += 1
 
     # -- time
 
@@ -290,8 +303,7 @@ class Engine:
         while self._later and self._later[0][0] <= now:
             held = heapq.heappop(self._later)[2]
             held.since_s = self._loop.time()
-            self._ready[held.port.priority].append(held)
-            self._waiting[held.port.priority] += 1
+            self._enqueue(held)
         if self._later:
             self._arm()
         self.pump()
@@ -300,7 +312,7 @@ class Engine:
         """While anything runs: announce the longer attempts, end the overdue ones, name those that will not end."""
         self._ticker = None
         now = self._loop.time()
-        if not self._may_start():
+        if not self.may_start():
             self.ask(Ask.FENCED, lambda execution: execution.handler.exclusive)
         for execution in list(self._running):
             if not execution.announced and now - execution.started_loop_s >= limits.FLUSH_S:
@@ -340,11 +352,12 @@ class Engine:
         for priority, queue in self._ready.items():
             queue.without(gone)
             self._waiting[priority] = len(queue)
+        self._ready_now = sum(self._waiting.values())
         self._suspects = deque(h for h in self._suspects if id(h) not in gone)
         self._later = [entry for entry in self._later if id(entry[2]) not in gone]
         heapq.heapify(self._later)
-        for held in chosen:
-            self.held_bytes -= len(bytes(held.run.args))
+        self.held -= len(chosen)
+        self.held_bytes -= sum([held.size for held in chosen])
         self._on_room()
         return chosen
 

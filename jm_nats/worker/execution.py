@@ -67,6 +67,9 @@ class Owner(Protocol):
     @property
     def executors(self) -> Executors: ...
 
+    def loop_time(self) -> float:
+        """Seconds by the event loop's clock."""
+
     def ended(self, execution: "Execution") -> None:
         """Its outcome is known. Called once."""
 
@@ -134,7 +137,7 @@ class Execution:
     def _begin(self) -> None:
         self._has_begun = True
         self.started_at = self._owner.clock.now()
-        self.started_loop_s = asyncio.get_running_loop().time()
+        self.started_loop_s = self._owner.loop_time()
         self._deadline_s = self.started_loop_s + self.run.timeout_s
         if telemetry.Active.metering and not self.run.has_run:
             run = self.run
@@ -436,7 +439,8 @@ class Execution:
 
     def event(self) -> tuple[Event, int]:
         """The report of this attempt's end and about how many bytes it takes."""
-        run, outcome = self.run, self.outcome
+        run = self.run
+        outcome = self._outcome if self.asked is None else self.outcome
         is_ours = outcome in (AttemptOutcome.INTERRUPTED, AttemptOutcome.CANCELLED)
         if is_ours and not (self.announced or (self._has_begun and self._has_entered)):
             return Returned(run.id, run.dispatch, ReturnReason.DRAINED, self.finished_at), 200

@@ -63,10 +63,11 @@ class Reporter:
         if self._discards:
             return
         self._added += 1
-        self._events.append(event)
         self._sizes += size
-        self._idle.clear()
-        self._wake.set()
+        if not self._events:  # else whoever sends them knows
+            self._idle.clear()
+            self._wake.set()
+        self._events.append(event)
 
     def progress(self, event: Progress) -> None:
         """Queue progress; only the newest of a job is kept until the next flush."""

@@ -58,7 +58,6 @@ def put_together(  # noqa: PLR0917 - that is what it is for
         clock=clock,
         cancel_grace_s=config.cancel_grace_s,
         on_room=lambda: buckets.room.update(engine),
-        may_start=lambda: guard.holds(),  # noqa: PLW0108 - made below
     )
     buckets = Buckets(
         link,
@@ -79,6 +78,7 @@ def put_together(  # noqa: PLR0917 - that is what it is for
 
     guard = Guard(heartbeat, lease_s=config.lease_s, verify=buckets.check.verify, on_trust=on_trust)
     buckets.check.lease = guard
+    engine.may_start = guard.holds
     adopter = Adopter(
         link,
         names,
