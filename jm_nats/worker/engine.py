@@ -24,6 +24,7 @@ from jm_nats import telemetry
 from jm_nats.clock import Clock
 from jm_nats.handlers import ArgumentsError, Handler
 from jm_nats.troubles import trouble
+from jm_nats.worker.attempt_report import report_of
 from jm_nats.worker.entrance import Entrance
 from jm_nats.worker.execution import Ask, Execution, Executors
 from jm_nats.worker.held import Held
@@ -63,7 +64,7 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         # What handlers start with: a slot is often filled by what another one's handler has just left.
         self._context = contextvars.copy_context()
-        self._entrance = Entrance(self._context)
+        self._entrance = Entrance(self._context, lambda: self.may_start())  # noqa: PLW0108 - it is replaced
         self._ready: dict[Priority, LaneQueue[Held]] = {p: LaneQueue() for p in Priority}
         self._waiting: dict[Priority, int] = dict.fromkeys(Priority, 0)
         self._ready_now = 0  # their sum
@@ -158,6 +159,7 @@ class Engine:
 
     def pump(self) -> None:
         """Fill the free slots. Called whenever a job came, a slot went, or the lease is sure again."""
+        self._entrance.go_on()
         running, waiting = self._running, self._waiting
         while self._ready_now and len(running) < self._slots and not self.paused and self.may_start():
             priority = self._served
@@ -264,7 +266,7 @@ class Engine:
         held = execution.held
         if execution.progress is not None:
             execution.progress.close()
-        event, size = execution.event()
+        event, size = report_of(execution)
         self.finished += 1
         held.port.reporter.add(event, size=size)
         self._close(held)

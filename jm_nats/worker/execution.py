@@ -5,21 +5,16 @@ import contextvars
 import functools
 import logging
 import math
-import random
 from collections.abc import Awaitable, Callable, Coroutine
 from enum import StrEnum
 from typing import Any, Final, Protocol
 
 import anyio
-from msgspec import Raw
 
-from jm_core import limits, retry
-from jm_core.control import late_note
+from jm_core import limits
 from jm_core.errors import InvalidJobError
-from jm_core.model import AttemptOutcome, ReturnReason
+from jm_core.model import AttemptOutcome
 from jm_core.payload import cut_text
-from jm_core.retry import GiveUp, RetryIn
-from jm_core.wire import Event, Finished, Returned
 from jm_nats import telemetry
 from jm_nats.clock import Clock
 from jm_nats.context import JobContext, NoRetry, Retry
@@ -90,20 +85,20 @@ class Execution:
     started_loop_s = math.inf
     _announcement: Callable[[], Awaitable[None]] | None = None
     _asked_s = 0.0
-    _asked_why = ""
+    asked_why = ""
     _coroutine: Coroutine[Any, Any, Any] | None = None
     _deadline_s = math.inf
-    _error: str | None = None
-    _error_type = ""  # for metrics and spans
-    _has_begun = False
-    _has_entered = False
-    _is_over = False
+    error: str | None = None
+    error_type = ""  # for metrics and spans
+    has_begun = False
+    has_entered = False
+    is_over = False
     _is_plain = False  # nothing but to await the handler
     _is_released = False
-    _may_retry = True
+    may_retry = True
     _outcome = AttemptOutcome.SUCCEEDED
-    _raw: bytes = NULL
-    _retry_asked_s: float | None = None
+    raw: bytes = NULL
+    retry_asked_s: float | None = None
     _task: asyncio.Task[None] | None = None
 
     def __init__(  # noqa: PLR0917 - its parts, made in one place
@@ -135,7 +130,7 @@ class Execution:
             self.context = kwargs[handler.context_parameter] = self._make_context(report)
 
     def _begin(self) -> None:
-        self._has_begun = True
+        self.has_begun = True
         self.started_at = self._owner.clock.now()
         self.started_loop_s = self._owner.loop_time()
         self._deadline_s = self.started_loop_s + self.run.timeout_s
@@ -212,7 +207,7 @@ class Execution:
 
     def _begun(self) -> Coroutine[Any, Any, Any]:
         """What is to be awaited; none of the handler's own code has run."""
-        self._has_entered = True
+        self.has_entered = True
         current_job.set(self.run)
         handler = self.handler
         if self._announcement is not None:
@@ -232,7 +227,7 @@ class Execution:
             held_slot = value
         elif value is not None:
             self._keep(value)
-        self._is_over = held_slot is None
+        self.is_over = held_slot is None
         try:
             self._end()
         finally:
@@ -288,7 +283,7 @@ class Execution:
                 return future
             # But for an operator, who is told the truth: it runs until it has ended, or its time is over (BR-196).
             await asyncio.wait({future})
-            self._error = None
+            self.error = None
             result = future.result()
         if isinstance(result, Raised):
             self._failed(result.error)
@@ -309,16 +304,16 @@ class Execution:
                 answer = await run_in_child(self.handler, bytes(run.args), data, trace)
             except anyio.BrokenWorkerProcess as error:
                 self._outcome = AttemptOutcome.FAILED
-                self._error = f"the child process died while it ran the handler ({failures.headline(error)})"
-                self._error_type = "child_died"
+                self.error = f"the child process died while it ran the handler ({failures.headline(error)})"
+                self.error_type = "child_died"
                 return
         if isinstance(answer, ChildFailed):
             self._outcome = AttemptOutcome.FAILED
-            self._error, self._may_retry = answer.error, answer.may_retry
-            self._error_type = answer.kind
-            self._retry_asked_s = answer.retry_in_s
+            self.error, self.may_retry = answer.error, answer.may_retry
+            self.error_type = answer.kind
+            self.retry_asked_s = answer.retry_in_s
         else:
-            self._raw = answer
+            self.raw = answer
 
     def _keep(self, result: Any) -> None:
         try:
@@ -330,34 +325,34 @@ class Execution:
         if result is None:
             return
         try:
-            self._raw = encode_result(result)
+            self.raw = encode_result(result)
         except (InvalidJobError, TypeError, ValueError, RecursionError, OverflowError) as error:
             # It ran, but what it returned cannot be kept. Running it again would not change that.
             self._outcome = AttemptOutcome.FAILED
             problem = f"the handler returned something that cannot be stored: {failures.headline(error)}"
-            self._error = cut_text(problem, limits.ERROR_BYTES_MAX)
-            self._error_type = "result_unstorable"
-            self._may_retry = False
+            self.error = cut_text(problem, limits.ERROR_BYTES_MAX)
+            self.error_type = "result_unstorable"
+            self.may_retry = False
 
     def _failed(self, error: BaseException) -> None:
         self._outcome = AttemptOutcome.FAILED
         if self.asked is Ask.CANCELLED and isinstance(error, asyncio.CancelledError):
-            self._error = ""  # it ended as it was asked to: there is nothing to add
+            self.error = ""  # it ended as it was asked to: there is nothing to add
             return
         if isinstance(error, Retry):
             asked_s = getattr(error, "in_s", None)  # a subclass may have made it anything, or nothing
-            self._retry_asked_s = asked_s if isinstance(asked_s, int | float) else None
+            self.retry_asked_s = asked_s if isinstance(asked_s, int | float) else None
         elif isinstance(error, NoRetry):
-            self._may_retry = False
-        self._error = failures.describe(error)
-        self._error_type = type(error).__qualname__
+            self.may_retry = False
+        self.error = failures.describe(error)
+        self.error_type = type(error).__qualname__
 
     # -- being asked to end
 
     def cancel(self, why: str, now_s: float) -> None:
         """By an operator's order. Of what was asked to end before, for another reason, the record knows better."""
         if self.asked is None:
-            self._asked_why = why
+            self.asked_why = why
         self.ask(Ask.CANCELLED, now_s)
 
     def ask(self, why: Ask, now_s: float) -> None:
@@ -368,7 +363,7 @@ class Execution:
         self._asked_s = now_s
         if self.context is not None:
             self.context._cancelled = True  # noqa: SLF001  (ours: the handler sees it as a property)
-        if not self._has_entered:
+        if not self.has_entered:
             self._end()
             self._release()
         elif self._task is not None:
@@ -409,10 +404,10 @@ class Execution:
         """Never the error's text, which may hold what it was called with; nothing if it did not fail."""
         if outcome is AttemptOutcome.TIMED_OUT:
             return outcome.value
-        return self._error_type if outcome is AttemptOutcome.FAILED else ""
+        return self.error_type if outcome is AttemptOutcome.FAILED else ""
 
     def _measure(self) -> None:
-        if not self._has_begun:
+        if not self.has_begun:
             return  # it goes back without having been an attempt
         outcome = self.outcome
         error_type = self._kind_of_failure(outcome)
@@ -427,6 +422,8 @@ class Execution:
 
     @property
     def outcome(self) -> AttemptOutcome:
+        if self.asked is None:
+            return self._outcome
         match self.asked:
             case Ask.TIMEOUT:
                 return AttemptOutcome.TIMED_OUT
@@ -434,70 +431,3 @@ class Execution:
                 return AttemptOutcome.INTERRUPTED
             case Ask.CANCELLED:
                 return AttemptOutcome.CANCELLED
-            case None:
-                return self._outcome
-
-    def event(self) -> tuple[Event, int]:
-        """The report of this attempt's end and about how many bytes it takes."""
-        run = self.run
-        outcome = self._outcome if self.asked is None else self.outcome
-        is_ours = outcome in (AttemptOutcome.INTERRUPTED, AttemptOutcome.CANCELLED)
-        if is_ours and not (self.announced or (self._has_begun and self._has_entered)):
-            return Returned(run.id, run.dispatch, ReturnReason.DRAINED, self.finished_at), 200
-        if outcome is AttemptOutcome.INTERRUPTED:
-            reason = ReturnReason.INTERRUPTED
-            return Returned(run.id, run.dispatch, reason, self.finished_at, run.attempt, self.started_at), 200
-        if outcome is AttemptOutcome.SUCCEEDED:
-            result = None if self._raw is NULL else Raw(self._raw)
-            event = Finished(run.id, run.dispatch, run.attempt, outcome, self.started_at, self.finished_at, result)
-            return event, 200 + len(self._raw)
-        error = self._error_text(outcome)
-        event = Finished(
-            run.id,
-            run.dispatch,
-            run.attempt,
-            outcome,
-            self.started_at,
-            self.finished_at,
-            None,
-            error,
-            self._retry_in_s(),
-        )
-        return event, 200 + 2 * len(error)
-
-    def _error_text(self, outcome: AttemptOutcome) -> str:
-        if outcome is AttemptOutcome.CANCELLED:
-            return self._end_text(self._asked_why or "cancelled", late_note(None if self._raw is NULL else self._raw))
-        if outcome is not AttemptOutcome.TIMED_OUT:
-            return self._error or "no error text"
-        return self._end_text(f"timed out after {self.run.timeout_s:g} s", "it took no notice and returned")
-
-    def _end_text(self, text: str, returned: str) -> str:
-        """``returned``: what to say of a handler that returned all the same."""
-        match self.handler.executor:
-            case "process":
-                return f"{text}; its process was killed"
-            case "thread" if not self._is_over:
-                return f"{text}; a thread cannot be stopped, it still holds a slot (use executor='process')"
-            case "async" if not self._is_over:
-                return f"{text}; the handler ignores cancellation and still holds a slot"
-            case _:
-                note = returned if self._error is None else self._error
-                return cut_text(f"{text}\n{note}".rstrip(), limits.ERROR_BYTES_MAX)
-
-    def _retry_in_s(self) -> float | None:
-        if self.asked is Ask.CANCELLED:
-            return None
-        verdict = retry.after_failure(
-            self.handler.backoff,
-            attempt=self.run.attempt,
-            max_attempts=self.run.max_attempts,
-            u=random.random(),
-            asked_s=self._retry_asked_s,
-            may_retry=self._may_retry,
-        )
-        match verdict:
-            case RetryIn(delay_s=delay_s):
-                return delay_s
-            case GiveUp():
-                return None

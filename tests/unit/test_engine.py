@@ -25,10 +25,19 @@ from jm_nats import JobMaster, log_context, telemetry
 from jm_nats.context import JobContext, NoRetry, Retry
 from jm_nats.errors import AgentError
 from jm_nats.worker import engine as engine_module
+from jm_nats.worker.entrance import Entrance
 from jm_nats.worker.execution import Ask
 from tests.support import process_handlers
 from tests.support.engine_bench import LONG_S, Bench, Reporter, in_real_time, scenario
 from tests.support.virtual_time import EPOCH_S
+
+
+@pytest.fixture(params=["in a common task", "in its own"], autouse=True)
+def first_step(request, monkeypatch):
+    """Where an attempt begins: what its handler did before decides, and nobody may notice."""
+    if request.param == "in its own":
+        own = lambda entrance, execution: entrance._loop.create_task(execution.run_whole(), context=execution.variables)  # noqa: E731
+        monkeypatch.setattr(Entrance, "add", own)
 
 
 @pytest.fixture
@@ -1253,6 +1262,7 @@ async def test_nothing_starts_while_the_lease_is_in_doubt_and_only_exclusive_han
     bench = Bench(app, slots=10)
     bench.accept(bench.run("exclusive", job_id="exclusive"), bench.run("sleep", {"seconds": 5.0}, job_id="other"))
     assert bench.engine.running == 2
+    await turns()
     bench.trusted = False
     bench.accept(bench.run("sleep", {"seconds": 0.0}, job_id="late"))
     (ended,) = await bench.until_ended(1)
