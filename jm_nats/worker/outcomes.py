@@ -43,7 +43,8 @@ class Reporter:
         self._envelope = (bucket, epoch, worker)
         self._events: list[Event] = []
         self._progress: dict[str, Progress] = {}
-        self._sizes = 0
+        self._sizes: list[int] = []  # of each event, about
+        self._size = 0  # their sum
         self._acks: list[Delivery] = []
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
@@ -63,7 +64,8 @@ class Reporter:
         if self._discards:
             return
         self._added += 1
-        self._sizes += size
+        self._sizes.append(size)
+        self._size += size
         if not self._events:  # else whoever sends them knows
             self._idle.clear()
             self._wake.set()
@@ -98,7 +100,8 @@ class Reporter:
     def discard(self) -> None:
         """From now on nothing is reported and nothing acked: the bucket is somebody else's, or we have halted."""
         self._discards = True
-        self._events, self._acks, self._progress, self._sizes = [], [], {}, 0
+        self._events, self._sizes, self._size = [], [], 0
+        self._acks, self._progress = [], {}
         self._progressed.set()
         self._idle.set()
 
@@ -116,10 +119,12 @@ class Reporter:
                 self._idle.set()
 
     async def _flush(self) -> None:
+        before = len(self._events)
         events, acks = self._take()
+        taken = before - len(self._events)  # progress is not counted
         for data in self._messages(events):
             await self._store(data)
-        self._stored += sum(not isinstance(event, Progress) for event in events)
+        self._stored += taken
         self._progressed.set()
         self._progressed = asyncio.Event()
         if not self._discards:
@@ -128,22 +133,21 @@ class Reporter:
 
     def _take(self) -> tuple[list[Event], list[Delivery]]:
         """The next message's events, and the acks that need nothing beyond them."""
-        if len(self._events) <= EVENTS_PER_MESSAGE and self._sizes <= EVENT_BYTES_MAX:
+        if len(self._events) <= EVENTS_PER_MESSAGE and self._size <= EVENT_BYTES_MAX:
             events: list[Event] = [*self._events, *self._progress.values()]
             acks = self._acks
-            self._events, self._acks, self._sizes = [], [], 0
-            self._progress = {}
+            self._events, self._sizes, self._size, self._acks, self._progress = [], [], 0, [], {}
             return events, acks
         # Too much for one message: acks wait for the last part, so none is early.
-        count = 1
-        size = _size_of(self._events[0])
-        while count < min(len(self._events), EVENTS_PER_MESSAGE):
-            size += _size_of(self._events[count])
-            if size > EVENT_BYTES_MAX:
+        count, size = 1, self._sizes[0]
+        for more in self._sizes[1:EVENTS_PER_MESSAGE]:
+            if size + more > EVENT_BYTES_MAX:
                 break
             count += 1
-        events, self._events = self._events[:count], self._events[count:]
-        self._sizes = sum(map(_size_of, self._events))
+            size += more
+        events = self._events[:count]
+        del self._events[:count], self._sizes[:count]
+        self._size -= size
         return events, []
 
     def _messages(self, events: list[Event]) -> Iterator[bytes]:
@@ -186,10 +190,3 @@ class BucketPort:
         self.closed = False  # nothing more is started: what comes goes back
         self.running = 0
 
-
-def _size_of(event: Event) -> int:
-    size = 200
-    if isinstance(event, wire.Finished):
-        size += len(bytes(event.result)) if event.result is not None else 0
-        size += 2 * len(event.error) if event.error else 0
-    return size
