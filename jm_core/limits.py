@@ -7,7 +7,7 @@ KIB: Final = 1024
 # Messages (docs/wire-format.md).
 MESSAGE_JOBS_MAX: Final = 500
 MESSAGE_BYTES_MAX: Final = 512 * KIB
-PACK_JOBS: Final = 200  # what our own client and writer put into one message
+PACK_JOBS: Final = 500  # what our own client and writer put into one message
 ARGS_BYTES_MAX: Final = 128 * KIB
 ARGS_DEPTH_MAX: Final = 100  # explicit, because the depth at which a parser gives up differs per Python version
 NUMBER_CHARS_MAX: Final = 4_300  # Python's own limit for reading an integer
