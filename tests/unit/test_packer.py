@@ -14,6 +14,8 @@ from tests.support.virtual_time import VirtualLoop, on_loop
 
 ID = "018f3b1e-0000-7000-8000-00000000abcd"
 
+PACK = limits.PACK_JOBS
+
 
 def virtual(test):
     return on_loop(VirtualLoop, test)
@@ -121,9 +123,9 @@ async def test_a_lone_job_leaves_at_once():
 async def test_what_is_submitted_in_one_turn_shares_messages_in_order():
     sender = Sender()
     packer = Packer(sender)
-    await asyncio.gather(*[packer.add(job(n)) for n in range(450)])
-    assert [len(message) for message in sender.messages] == [200, 200, 50]
-    assert [lane for message in sender.messages for lane in message] == [str(n) for n in range(450)]
+    await asyncio.gather(*[packer.add(job(n)) for n in range(2 * PACK + 50)])
+    assert [len(message) for message in sender.messages] == [PACK, PACK, 50]
+    assert [lane for message in sender.messages for lane in message] == [str(n) for n in range(2 * PACK + 50)]
 
 
 @virtual
@@ -154,14 +156,14 @@ async def test_each_job_gets_its_own_answer():
 @virtual
 async def test_an_error_reaches_every_job_of_its_message_and_no_other():
     def answer(jobs):
-        if jobs[0].lane == "200":
+        if jobs[0].lane == str(PACK):
             raise ConnectionError("gone")
 
     sender = Sender(answer)
     packer = Packer(sender)
-    results = await asyncio.gather(*[packer.add(job(n)) for n in range(450)], return_exceptions=True)
+    results = await asyncio.gather(*[packer.add(job(n)) for n in range(2 * PACK + 50)], return_exceptions=True)
     failed = [n for n, result in enumerate(results) if isinstance(result, ConnectionError)]
-    assert failed == list(range(200, 400))
+    assert failed == list(range(PACK, 2 * PACK))
     await packer.add(job())  # and it goes on
 
 

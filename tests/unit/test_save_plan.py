@@ -71,14 +71,15 @@ def test_later_jobs_are_grouped_by_second():
 
 
 def test_shares_are_cut_into_messages_and_the_rest_waits():
-    (group,) = grouped([new_job(n) for n in range(700)])
-    parts = parts_of(group, [Share(BucketId("a"), 450), Share(BucketId("b"), 50)], 700)
+    pack = limits.PACK_JOBS
+    (group,) = grouped([new_job(n) for n in range(3 * pack)])
+    parts = parts_of(group, [Share(BucketId("a"), 2 * pack + 50), Share(BucketId("b"), 50)], 3 * pack)
     assert [(part.lo, part.hi, part.bucket) for part in parts] == [
-        (0, 200, "a"),
-        (200, 400, "a"),
-        (400, 450, "a"),
-        (450, 500, "b"),
-        (500, 700, None),
+        (0, pack, "a"),
+        (pack, 2 * pack, "a"),
+        (2 * pack, 2 * pack + 50, "a"),
+        (2 * pack + 50, 2 * pack + 100, "b"),
+        (2 * pack + 100, 3 * pack, None),
     ]
 
 
