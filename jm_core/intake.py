@@ -14,6 +14,7 @@ from jm_core.ids import (
     JobId,
     Lane,
     derived_job_id,
+    is_canonical_id,
     is_handler_name,
     is_name,
     parse_handler_name,
@@ -96,9 +97,10 @@ def read_message(
         return [wrong_count(data, str(len(submissions)))]
     parsed: list[Parsed] = []
     parts: list[bytes] = []
+    reader = _Reader(origin, handlers, cluster)
     for index, submission in enumerate(submissions):
         try:
-            parsed.append(resolve(submission, index, origin, handlers, cluster))
+            parsed.append(reader.resolve(submission, index))
         except (InvalidJobError, InvalidNameError) as error:
             parts = parts or raw_jobs(data)
             parsed.append(refused(parts[index], error, submission))
@@ -111,7 +113,8 @@ def _read_apart(
     parts = raw_jobs(data)
     if len(parts) > limits.MESSAGE_JOBS_MAX:
         return [wrong_count(data, f"more than {limits.MESSAGE_JOBS_MAX}")]
-    return [_one(raw, index, origin, handlers, cluster) for index, raw in enumerate(parts)]
+    reader = _Reader(origin, handlers, cluster)
+    return [_one(raw, index, reader) for index, raw in enumerate(parts)]
 
 
 def resolve(
@@ -126,40 +129,84 @@ def resolve(
     Raises:
         InvalidJobError, InvalidNameError: naming field, limit and remedy.
     """
-    _check_meaning(submission)
-    known = handlers.get(submission.handler)
-    lane = submission.lane or (known.lane if known else cluster.lane)
-    label = submission.priority
-    if label is not None:
-        priority = PRIORITY_BY_LABEL[label]
-    else:
-        # What a worker of another version declared may be unknown here; that must not stop the writer.
-        priority = PRIORITY_BY_LABEL.get(known.priority, cluster.priority) if known else cluster.priority
-    args = bytes(submission.args)
-    if args == b"null":
-        args = b"{}"
-    elif args != b"{}":
-        check_args(args)
-    job_id = (
-        derived_job_id(origin.stream, origin.seq, index, origin.timestamp_ns // 1_000_000)
-        if submission.id is None
-        else parse_job_id(submission.id, remedy=NEW_ID_REMEDY)
-    )
-    return NewJob(
-        job_id,
-        submission.handler,
-        args,
-        _due(submission, origin),
-        Lane(lane),
-        priority,
-        submission.max_attempts or (known.max_attempts if known else cluster.max_attempts),
-        submission.timeout_s or (known.timeout_s if known else cluster.timeout_s),
-        submission.unique_key,
-        submission.metadata,
-        None if submission.trace is None else usable_traceparent(submission.trace),
-        submission.unique_for_s,
-        submission.on_conflict,
-    )
+    return _Reader(origin, handlers, cluster).resolve(submission, index)
+
+
+class _Kind(Struct, frozen=True, gc=False):
+    """What jobs have in common that name the same handler and ask for the same."""
+
+    lane: Lane
+    priority: Priority
+    max_attempts: int
+    timeout_s: float
+
+
+class _Reader:
+    """Resolves the jobs of one message. What they have in common, which is nearly all of it in nearly every message, is
+    checked and filled in once: this runs for every job of the whole system.
+    """
+
+    def __init__(self, origin: Origin, handlers: Mapping[str, HandlerDefaults], cluster: ClusterDefaults) -> None:
+        self._origin = origin
+        self._handlers = handlers
+        self._cluster = cluster
+        self._kinds: dict[tuple[object, ...], _Kind] = {}
+
+    def resolve(self, submission: Submission, index: int) -> NewJob:
+        """See ``resolve``."""
+        handler = submission.handler
+        key = (handler, submission.lane, submission.priority, submission.max_attempts, submission.timeout_s)
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = self._kinds[key] = self._kind_of(submission)
+        run_at, own_key, metadata = submission.run_at, submission.unique_key, submission.metadata
+        unique_for_s, on_conflict = submission.unique_for_s, submission.on_conflict
+        plain = run_at is None and own_key is None and metadata is None and unique_for_s is None and on_conflict is None
+        if not plain:
+            _check_extras(submission)
+        args = bytes(submission.args)
+        if args == b"null":
+            args = b"{}"
+        elif args != b"{}":
+            check_args(args)
+        job_id, trace = submission.id, submission.trace
+        return NewJob(
+            JobId(job_id) if job_id is not None and is_canonical_id(job_id) else self._id_of(job_id, index),
+            handler,
+            args,
+            None if run_at is None and not submission.delay_s else _due(submission, self._origin),
+            kind.lane,
+            kind.priority,
+            kind.max_attempts,
+            kind.timeout_s,
+            own_key,
+            metadata,
+            None if trace is None else usable_traceparent(trace),
+            unique_for_s,
+            on_conflict,
+        )
+
+    def _kind_of(self, submission: Submission) -> _Kind:
+        _check_common(submission)
+        known, cluster = self._handlers.get(submission.handler), self._cluster
+        label = submission.priority
+        if label is not None:
+            priority = PRIORITY_BY_LABEL[label]
+        else:
+            # What a worker of another version declared may be unknown here; that must not stop the writer.
+            priority = PRIORITY_BY_LABEL.get(known.priority, cluster.priority) if known else cluster.priority
+        return _Kind(
+            Lane(submission.lane or (known.lane if known else cluster.lane)),
+            priority,
+            submission.max_attempts or (known.max_attempts if known else cluster.max_attempts),
+            submission.timeout_s or (known.timeout_s if known else cluster.timeout_s),
+        )
+
+    def _id_of(self, given: str | None, index: int) -> JobId:
+        if given is not None:
+            return parse_job_id(given, remedy=NEW_ID_REMEDY)
+        origin = self._origin
+        return derived_job_id(origin.stream, origin.seq, index, origin.timestamp_ns // 1_000_000)
 
 
 def check_fields(submission: Submission) -> None:
@@ -182,6 +229,12 @@ def check_fields(submission: Submission) -> None:
 
 def _check_meaning(submission: Submission) -> None:
     """The checks that types alone cannot make."""
+    _check_common(submission)
+    _check_extras(submission)
+
+
+def _check_common(submission: Submission) -> None:
+    """Of what many jobs share."""
     if not is_handler_name(submission.handler):
         parse_handler_name(submission.handler)
     if submission.lane is not None and not is_name(submission.lane):
@@ -190,6 +243,10 @@ def _check_meaning(submission: Submission) -> None:
         raise InvalidJobError(
             "priority", f"{submission.priority[:40]!r} is unknown", remedy=f"use one of {', '.join(PRIORITY_BY_LABEL)}"
         )
+
+
+def _check_extras(submission: Submission) -> None:
+    """Of what each job has for itself, and most have not."""
     if submission.run_at is not None:
         _check_run_at(submission)
     if submission.unique_key is not None:
@@ -275,14 +332,12 @@ def raw_jobs(data: bytes) -> list[bytes]:
     return scan.elements(data, at_most=limits.MESSAGE_JOBS_MAX + 1) if _is_array(data) else [data]
 
 
-def _one(
-    raw: bytes, index: int, origin: Origin, handlers: Mapping[str, HandlerDefaults], cluster: ClusterDefaults
-) -> Parsed:
+def _one(raw: bytes, index: int, reader: _Reader) -> Parsed:
     try:
         submission = wire.decode_submission(raw)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
         return undecodable(raw, error)
     try:
-        return resolve(submission, index, origin, handlers, cluster)
+        return reader.resolve(submission, index)
     except (InvalidJobError, InvalidNameError) as error:
         return refused(raw, error, submission)

@@ -1,7 +1,8 @@
 """What may travel as arguments or result: JSON that every part downstream can hold without loss.
 
-The checks read encoded bytes, because they run for every job in client and writer: a substring search costs
-nanoseconds, and only a suspicious payload is walked value by value.
+The checks read encoded bytes, because they run for every job in client and writer, and only a suspicious payload is
+walked value by value. What most payloads do not have is looked for by a single byte of it first: 15 ns (measured), the
+search for several takes 150 to 350.
 """
 
 import math
@@ -18,6 +19,7 @@ from jm_core.scan import depth_of, without_texts
 _decode_object: Final = msgspec.json.Decoder(dict[str, Any]).decode
 _decode_value: Final = msgspec.json.Decoder(Any).decode
 _NUL: Final = b"\\u0000"
+_BACKSLASH, _MINUS, _SMALL_U = b"\\-u"
 _EXPONENT: Final = re.compile(rb"[0-9.][eE][-+]?0*+([0-9]*+)")
 _LONG_NUMBER: Final = re.compile(rb"(?<![0-9.])[0-9.]{%d}" % (limits.NUMBER_CHARS_MAX + 1))
 _PATH_KEY_CHARS: Final = 40  # of a key, in the path that an error names
@@ -33,7 +35,8 @@ def check_args(raw: bytes) -> None:
         InvalidJobError: naming the path, the limit and the remedy; for size, depth, non-objects, NUL characters,
             text that is not UTF-8, and numbers outside what Python and Postgres both hold.
     """
-    _check_args_outline(raw)
+    if len(raw) > limits.ARGS_DEPTH_MAX:  # else it is not nested deeper either
+        _check_args_outline(raw)
     try:
         value = _decode_object(raw)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
@@ -48,7 +51,8 @@ def check_decoded_args(raw: bytes) -> None:
     Raises:
         InvalidJobError: as ``check_args``.
     """
-    _check_args_outline(raw)
+    if len(raw) > limits.ARGS_DEPTH_MAX:  # else it is not nested deeper either
+        _check_args_outline(raw)
     if _is_suspicious(raw, limits.ARGS_BYTES_MAX):
         check_args(raw)
 
@@ -97,7 +101,11 @@ def _is_suspicious(raw: bytes, bytes_max: int) -> bool:
     """False for nearly every payload, in nanoseconds: no NUL, and neither of the two ways to write much number with few
     characters (small exponents; many large ones, for which a short text has no room).
     """
-    return _NUL in raw or b"e-" in raw or b"E-" in raw or len(raw) * 64 > bytes_max
+    return (
+        len(raw) * 64 > bytes_max
+        or (_BACKSLASH in raw and _NUL in raw)
+        or (_MINUS in raw and (b"e-" in raw or b"E-" in raw))
+    )
 
 
 def _check_value(value: Any, raw: bytes, field: str, bytes_max: int) -> None:
@@ -137,7 +145,7 @@ def check_no_lost_floats(value: Any, raw: bytes, field: str) -> None:
         value: the Python value that was encoded.
         raw: its encoding; without a ``null`` in it there is nothing to look for.
     """
-    if b"null" not in raw:
+    if _SMALL_U not in raw or b"null" not in raw:
         return
     _check_depth(raw, field)  # the walk below is recursive
     # As the encoder sees it: dataclasses and enums hold floats too. What it copies unread (`Raw`) holds none.

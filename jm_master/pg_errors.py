@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Final
 
-from asyncpg import InterfaceError, InternalClientError, PostgresError
+from asyncpg import InterfaceError, InternalClientError, PostgresError, UniqueViolationError
 
 from jm_core.errors import JmError
 
@@ -33,6 +33,10 @@ class RowRefusedError(JmError):
     def __init__(self, problem: str) -> None:
         super().__init__(problem)
         self.problem = problem
+
+
+class RowExistsError(RowRefusedError):
+    """One of the rows, or a key of one, is there already, and the statement makes no provision for that."""
 
 
 class StoreMisconfiguredError(JmError):
@@ -92,7 +96,7 @@ def translated(error: Exception, where: str) -> Exception:
         case Fault.CONTENTION:
             return StoreContentionError(plain(error))
         case Fault.REFUSED:
-            return RowRefusedError(plain(error))
+            return (RowExistsError if isinstance(error, UniqueViolationError) else RowRefusedError)(plain(error))
         case None:
             return _misconfigured(error, where) or error
 

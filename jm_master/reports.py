@@ -39,6 +39,16 @@ class Batch(Struct):
     refusals: list[Refusal] = field(default_factory=list)
 
     @property
+    def events(self) -> int:
+        return sum(len(report.events) for report in self.reports)
+
+    def add(self, later: Batch) -> None:
+        """Apply what came after it together with it."""
+        self.messages += later.messages
+        self.reports += later.reports
+        self.refusals += later.refusals
+
+    @property
     def workers(self) -> list[str]:
         return [report.worker for report in self.reports]
 

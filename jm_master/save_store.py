@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -13,6 +14,7 @@ from jm_core.model import JobStatus
 from jm_core.save_plan import Part
 from jm_core.unique import Clash
 from jm_master.literals import array_literal
+from jm_master.pg_errors import RowExistsError
 from jm_master.queries import named
 
 if TYPE_CHECKING:
@@ -25,6 +27,17 @@ if TYPE_CHECKING:
     from jm_master.database import Connection, Database
 
 _json = msgspec.json.Encoder().encode
+
+# Nearly every batch is new from end to end. Postgres inserts what may meet no conflict for a fifth less CPU and a tenth
+# less write-ahead log than what may (it need not look before each row, nor confirm it after); a row that is there
+# after all fails the statement, nothing is written, and the batch goes again the other way. Postgres logs each such
+# failure, hence the time afterwards in which it is not tried.
+_ON_CONFLICT: Final = """
+    ON CONFLICT DO NOTHING
+    RETURNING id"""
+_NO_CONFLICT: Final = """
+    RETURNING id"""
+CAREFUL_S: Final = 60.0
 
 
 class Refusal(Struct, frozen=True):
@@ -81,6 +94,10 @@ class SaveStore:
         self._term = term
         self._ahead = ahead
         self._sql = named("save", database.schema)
+        self._save = self._sql["save_jobs"]
+        self._save_new = self._save.replace(_ON_CONFLICT, _NO_CONFLICT)
+        assert self._save_new.count("ON CONFLICT") == self._save.count("ON CONFLICT") - 1
+        self._careful_until_s = 0.0  # monotonic
 
     async def save(self, batch: SaveBatch) -> Saved | TermLost:
         """One round trip, one transaction; safe to repeat.
@@ -94,16 +111,25 @@ class SaveStore:
         early = self._ahead.among(batch.parts) if self._ahead is not None else []
         if self._ahead is not None and early:
             async with self._database.connection() as connection, connection.transaction():
-                row = await connection.fetchrow(self._sql["save_jobs"], self._term, *arguments)
+                row = await connection.fetchrow(self._save, self._term, *arguments)
                 cancelled = await self._ahead.cancel_saved(connection, early)
         else:
             cancelled = list[str]()
-            row = await self._database.fetchrow(self._sql["save_jobs"], self._term, *arguments)
+            row = await self._save_rows(arguments)
         assert row is not None
         if not row["terms"]:
             return TermLost()
         ids = row["ids"]
         return Saved(None if ids is None else frozenset(ids), cancelled)
+
+    async def _save_rows(self, arguments: tuple[Any, ...]) -> asyncpg.Record | None:
+        # Keys are there to be taken.
+        if not arguments[_UNIQUE_KEYS] and time.monotonic() >= self._careful_until_s:
+            try:
+                return await self._database.fetchrow(self._save_new, self._term, *arguments)
+            except RowExistsError:
+                self._careful_until_s = time.monotonic() + CAREFUL_S
+        return await self._database.fetchrow(self._save, self._term, *arguments)
 
     async def find_clashes(self, ids: Sequence[str], unique_keys: Sequence[str | None]) -> dict[str, Clash]:
         rows = await self._database.fetch(self._sql["find_clashes"], ids, unique_keys)
@@ -118,6 +144,9 @@ class SaveStore:
     async def give_way(self, connection: Connection, job_id: str, *, margin_s: float) -> bool:
         """Within a transaction: whether the job still waits, and is not due for ``margin_s`` if a worker has it."""
         return await connection.fetchval(self._sql["give_way"], job_id, margin_s) is not None
+
+
+_UNIQUE_KEYS: Final = 13  # their place in what `_arguments` returns
 
 
 def outgoing_of(parts: Sequence[Part]) -> list[Outgoing]:

@@ -21,14 +21,14 @@ from jm_nats.subjects import INBOX_RULE, is_inbox
 from jm_nats.troubles import trouble
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from jm_core.intake import ClusterDefaults
     from jm_core.wire import HandlerDefaults
 
 log = logging.getLogger(__name__)
 
-JOB_BYTES = 100  # of a small job in an array: to guess what a message holds before it is read
+LARGE_JOB_BYTES = 1_000  # a job of more counts for several, so that no statement gets too large
 
 
 class Submitted(Struct):
@@ -75,9 +75,10 @@ class Fates(Struct):
 
 
 def read(
-    messages: Sequence[Msg], stream: str, handlers: Mapping[str, HandlerDefaults], cluster: ClusterDefaults
-) -> list[Submitted]:
-    return [_read_one(message, stream, handlers, cluster) for message in messages]
+    messages: Iterable[Msg], stream: str, handlers: Mapping[str, HandlerDefaults], cluster: ClusterDefaults
+) -> Iterator[Submitted]:
+    """One by one, when they are asked for."""
+    return (_read_one(message, stream, handlers, cluster) for message in messages)
 
 
 def _read_one(
@@ -93,16 +94,16 @@ def _read_one(
     return Submitted(message, origin, parsed)
 
 
-def in_batches(messages: Sequence[Msg], jobs_max: int) -> Iterator[list[Msg]]:
-    """Cut messages so that a batch holds about ``jobs_max`` jobs at most, whatever is in them."""
-    batch: list[Msg] = []
+def in_batches(read: Iterable[Submitted], jobs_max: int) -> Iterator[list[Submitted]]:
+    """Cut messages, as they are read, so that a batch holds ``jobs_max`` jobs at most; a message is never cut."""
+    batch: list[Submitted] = []
     room = jobs_max
-    for message in messages:
-        jobs = min(1 + len(message.data) // JOB_BYTES, limits.MESSAGE_JOBS_MAX) if _is_array(message) else 1
+    for submitted in read:
+        jobs = max(len(submitted.parsed), len(submitted.message.data) // LARGE_JOB_BYTES)
         if batch and jobs > room:
             yield batch
             batch, room = [], jobs_max
-        batch.append(message)
+        batch.append(submitted)
         room -= jobs
     if batch:
         yield batch

@@ -24,8 +24,6 @@ from jm_nats.troubles import trouble
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nats.aio.msg import Msg
-
     from jm_master.registry_view import RegistryView
     from jm_master.submissions import Submitted
     from jm_nats.connection import NatsLink
@@ -81,9 +79,8 @@ class Writer:
             tasks.start_soon(self._tidy)
             tasks.start_soon(self._in_hand.keep_alive)
 
-    async def save(self, messages: Sequence[Msg]) -> None:
-        """One batch, from its bytes to its ack."""
-        batch = read(messages, self._origin, self._view.all_handlers, self._config.defaults)
+    async def save(self, batch: list[Submitted]) -> None:
+        """One batch, to its ack."""
         self._turn_away(batch)
         reach("writer.after_read")
         work = Work(batch, [submitted.queued_at for submitted in batch])
@@ -95,8 +92,8 @@ class Writer:
         await self._saver.send(work)
         reach("writer.after_publish")
         await self._answer(work)
-        for message in messages:
-            ack(message)
+        for submitted in batch:
+            ack(submitted.message)
         reach("writer.after_ack")
 
     def _turn_away(self, batch: Sequence[Submitted]) -> None:
@@ -112,7 +109,8 @@ class Writer:
         while True:
             messages = await self._reader.take(self._config.batch_jobs)
             with self._in_hand.holding(messages):
-                for batch in in_batches(messages, self._config.batch_jobs):
+                read_now = read(messages, self._origin, self._view.all_handlers, self._config.defaults)
+                for batch in in_batches(read_now, self._config.batch_jobs):
                     await self.save(batch)
 
     async def _answer(self, work: Work) -> None:

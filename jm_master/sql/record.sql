@@ -15,8 +15,9 @@ WITH term AS MATERIALIZED (
        AND CASE WHEN j.cancel_requested_at IS NULL THEN true ELSE false END AND EXISTS (SELECT FROM term)
     RETURNING j.id
 )
-SELECT (SELECT count(*) FROM term) AS terms, n AS updated, CASE WHEN n < $9 THEN coalesce(ids, '{}') END AS ids
-  FROM (SELECT count(*) AS n, array_agg(id::text) AS ids FROM upd) AS done;
+SELECT (SELECT count(*) FROM term) AS terms, n AS updated,
+       CASE WHEN n < $9 THEN (SELECT coalesce(array_agg(id::text), '{}') FROM upd) END AS ids
+  FROM (SELECT count(*) AS n FROM upd) AS done;
 
 -- name: record_ends
 -- Every other end of a dispatch. status is the new one; 1 goes back to the master, to run after retry_in_s or at its
@@ -49,8 +50,9 @@ WITH term AS MATERIALIZED (
       FROM upd WHERE outcome <> ''
     ON CONFLICT DO NOTHING
 )
-SELECT (SELECT count(*) FROM term) AS terms, n AS updated, CASE WHEN n < cardinality($4) THEN coalesce(ids, '{}') END AS ids
-  FROM (SELECT count(*) AS n, array_agg(id::text) AS ids FROM upd) AS done;
+SELECT (SELECT count(*) FROM term) AS terms, n AS updated,
+       CASE WHEN n < cardinality($4) THEN (SELECT coalesce(array_agg(id::text), '{}') FROM upd) END AS ids
+  FROM (SELECT count(*) AS n FROM upd) AS done;
 
 -- name: record_started
 WITH term AS MATERIALIZED (

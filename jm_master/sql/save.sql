@@ -4,7 +4,9 @@
 --
 -- A job's columns come as arrays; what a run of neighbours has in common comes once, as a *part* (lo to hi). Optional
 -- columns are empty arrays when no job of the batch has them: unnest fills up with NULL. Ids and numbers come as the
--- text of an array (jm_master/literals.py).
+-- text of an array (jm_master/literals.py). Ids are gathered only when somebody asks for them, in the last lines.
+--
+-- save_new_jobs is this without the first ON CONFLICT: jm_master/save_store.py takes that out, and says why.
 WITH term AS MATERIALIZED (
     SELECT FROM jobmaster.leader WHERE term = $1 FOR SHARE
 ), input AS MATERIALIZED (  -- read once, not once a part
@@ -46,8 +48,9 @@ WITH term AS MATERIALIZED (
      WHERE EXISTS (SELECT FROM term)
     ON CONFLICT DO NOTHING
 )
-SELECT (SELECT count(*) FROM term) AS terms, n AS inserted, CASE WHEN n < $31 THEN coalesce(ids, '{}') END AS ids
-  FROM (SELECT count(*) AS n, array_agg(id::text) AS ids FROM ins) AS done;
+SELECT (SELECT count(*) FROM term) AS terms, n AS inserted,
+       CASE WHEN n < $31 THEN (SELECT coalesce(array_agg(id::text), '{}') FROM ins) END AS ids
+  FROM (SELECT count(*) AS n FROM ins) AS done;
 
 -- name: find_clashes
 -- Why rows were not inserted: the row that is there under the same id, or the one that holds the key.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import asyncpg
 import pytest
@@ -14,6 +15,7 @@ from jm_core.intake import NewJob
 from jm_core.model import AttemptOutcome, JobStatus, Priority
 from jm_core.placement import Share
 from jm_core.save_plan import group_jobs, parts_of
+from jm_master import save_store
 from jm_master.config import PostgresConfig
 from jm_master.database import Database
 from jm_master.dispatch_store import LONG_AGO_S, DispatchStore
@@ -96,6 +98,39 @@ async def test_only_what_is_new_is_inserted(saves):
     clash = (await saves.find_clashes([old.id], [None]))[old.id]
     assert clash.existing_id == old.id
     assert clash.same_queued_at == pytest.approx(QUEUED_AT, abs=1e-6)
+
+
+@pytest.fixture
+def kinds(database_of_ours, saves, monkeypatch):
+    """Which of the two statements each save used."""
+    used, fetchrow = [], database_of_ours.fetchrow
+
+    async def noting(sql, *args):
+        used.append("new" if sql == saves._save_new else "any")
+        return await fetchrow(sql, *args)
+
+    monkeypatch.setattr(database_of_ours, "fetchrow", noting)
+    return used
+
+
+async def test_after_a_row_that_was_there_every_batch_is_inserted_with_care_for_a_while(saves, kinds, monkeypatch, db):
+    old = new_job()
+    assert await saves.save(batch_of(old)) == Saved(None)
+    assert kinds == ["new"]
+    new = new_job()
+    assert await saves.save(batch_of(new, old, into="b1")) == Saved(frozenset({new.id}))
+    assert await saves.save(batch_of(new_job())) == Saved(None)
+    assert kinds == ["new", "new", "any", "any"]
+    assert await counts(db) == (3, 1, 0)
+    now_s = time.monotonic()
+    monkeypatch.setattr(save_store, "time", SimpleNamespace(monotonic=lambda: now_s + save_store.CAREFUL_S))
+    assert await saves.save(batch_of(new_job())) == Saved(None)
+    assert kinds[4:] == ["new"]
+
+
+async def test_jobs_with_keys_are_always_inserted_with_care(saves, kinds):
+    assert await saves.save(batch_of(new_job(unique_key="k"), new_job())) == Saved(None)
+    assert kinds == ["any"]
 
 
 async def test_a_taken_key_is_found_with_its_holder(saves):

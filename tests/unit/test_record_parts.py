@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import anyio
 import msgspec
 import pytest
+from anyio import wait_all_tasks_blocked
 
 from jm_core import wire
 from jm_core.model import AttemptOutcome
 from jm_core.wire import EventBatch, Finished
+from jm_master import recorder as recorder_module
 from jm_master.config import PostgresConfig
 from jm_master.database import Database
 from jm_master.ledger import Ledger
@@ -128,3 +131,75 @@ def test_a_report_on_a_subject_with_a_nul_can_be_kept():
     [batch] = decoded([message(b"?", subject="jm.c.events.\0")], 100)
     [refusal] = batch.refusals
     assert "\0" not in refusal.source
+
+
+class Counting:
+    """A store that notes how many outcomes each statement had, and lets all of them through."""
+
+    def __init__(self):
+        self.expected, self.statements, self.done = 0, [], anyio.Event()
+
+    async def record_successes(self, events, places, workers):
+        assert [workers[place] for place in places] == [event.id.partition(" ")[0] for event in events]
+        self.statements.append(len(events))
+        if sum(self.statements) >= self.expected:
+            self.done.set()
+        return Recorded(len(events))
+
+
+class Stream:
+    """A reader with one message at a time, and then nothing."""
+
+    def __init__(self, *messages):
+        self._messages = list(messages)
+
+    async def take(self, _):
+        if not self._messages:
+            await anyio.sleep_forever()
+        return [self._messages.pop(0)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "statements"),
+    [
+        pytest.param([300, 300, 300], [900], id="a flood"),
+        pytest.param([300, 700, 2], [1000, 2], id="as many as fit"),
+        pytest.param([3, 3], [3, 3], id="a trickle waits for nothing"),
+    ],
+)
+async def test_outcomes_that_come_in_a_flood_share_statements(monkeypatch, sizes, statements):
+    monkeypatch.setattr(recorder_module, "LINGER_S", 3600.0)
+    monkeypatch.setattr(recorder_module, "JOINED_EVENTS_MAX", 900)
+    acked = []
+    monkeypatch.setattr(recorder_module, "ack", acked.append)
+    messages = [
+        message(wire.encode(EventBatch("b", 1, f"w{seq}", [success(f"w{seq} {n}") for n in range(size)])), seq=seq)
+        for seq, size in enumerate(sizes)
+    ]
+    store = Counting()
+    store.expected = sum(sizes)
+    recorder = Recorder(
+        Stream(*messages),
+        Database(PostgresConfig(dsn="postgresql://u@localhost/x")),
+        store,
+        Ledger(RegistryView()),
+        RegistryView(),
+        cancels=NoneCancelled(),
+        waiters=ResultWaiters(),
+        assign=Wake(),
+        term=1,
+        batch_events=4_000,
+    )
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(recorder.run)
+        with anyio.fail_after(10):
+            await store.done.wait()
+            await wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    assert store.statements == statements
+    assert acked == messages
+    assert recorder._in_hand._held == {}
+
+
+def success(job_id):
+    return Finished(job_id, 1, 1, AttemptOutcome.SUCCEEDED, 0.0, 1.0)

@@ -22,7 +22,7 @@ def jobs(*ids, handler="h"):
 
 
 def batch_of(*messages):
-    return read(messages, "JM_t_PENDING", {}, ClusterDefaults())
+    return list(read(messages, "JM_t_PENDING", {}, ClusterDefaults()))
 
 
 def kept(batch):
@@ -78,16 +78,24 @@ def test_a_bug_while_reading_costs_one_message(monkeypatch):
 @pytest.mark.parametrize(
     ("sizes", "batches"),
     [
-        ([20_000] * 3, [3]),
-        ([20_000] * 12, [9, 3]),
-        ([400_000] * 5, [4, 1]),
-        ([1] * 5, [5]),
+        pytest.param([200] * 10, [10], id="exactly full"),
+        pytest.param([200] * 12, [10, 2], id="full"),
+        pytest.param([500] * 5, [4, 1], id="large messages"),
+        pytest.param([1] * 5, [5], id="few jobs"),
     ],
 )
-def test_batches_hold_about_as_many_jobs_as_asked(sizes, batches):
-    messages = [message(b"[" + b" " * size) for size in sizes]
-    assert [len(batch) for batch in in_batches(messages, 2_000)] == batches
+def test_batches_hold_as_many_jobs_as_asked(sizes, batches):
+    messages = [message(b"[" + b",".join([b'{"handler":"h"}'] * size) + b"]") for size in sizes]
+    assert [len(batch) for batch in in_batches(batch_of(*messages), 2_000)] == batches
 
 
-def test_a_single_job_is_one_job_however_large():
-    assert [len(batch) for batch in in_batches([message(b"{" + b" " * 100_000)] * 30, 20)] == [20, 10]
+def test_large_jobs_count_for_several():
+    large = message(b'{"handler":"h","args":{"a":"%b"}}' % (b"x" * 100_000))
+    assert [len(batch) for batch in in_batches(batch_of(*[large] * 25), 2_000)] == [20, 5]
+
+
+def test_a_message_is_read_when_its_batch_has_room_for_it():
+    messages = iter([message(b'{"handler":"h"}')] * 5)
+    batches = in_batches(read(messages, "JM_t_PENDING", {}, ClusterDefaults()), 2)
+    assert len(next(batches)) == 2
+    assert len(list(messages)) == 2
