@@ -42,6 +42,7 @@ SUBMIT_OPTIONS: Final = frozenset(
         "job_id",
     }
 )
+_NO_OPTIONS: Final = (None,) * 10  # of `job`, without its id
 PROBLEM_BYTES_MAX: Final = 300
 _encode = msgspec.json.Encoder().encode
 _decode_any = msgspec.json.Decoder(dict[str, Any]).decode
@@ -184,7 +185,9 @@ class Handler:
             on_conflict=on_conflict,
             metadata=_dict(metadata),
         )
-        check_fields(submission)
+        options = (run_at, delay, lane, priority, max_attempts, timeout, unique_key, unique_for, on_conflict, metadata)
+        if options != _NO_OPTIONS:  # else it has the handler's own settings, which were checked when it was declared
+            check_fields(submission)
         return submission
 
     def jobs(self, rows: Iterable[Mapping[str, Any]], **options: Any) -> Iterator[Submission]:

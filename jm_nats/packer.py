@@ -55,7 +55,7 @@ def _has_room(count: int, size: int) -> bool:
 
 def encoded_bytes_at_most(job: Submission) -> int:
     """An upper estimate of a job's bytes on the wire."""
-    cost = memoryview(job.args).nbytes + FIELD_BYTES  # `bytes` would copy them
+    cost = len(job.args) + FIELD_BYTES
     if job.metadata or job.unique_key:
         # JSON may escape one byte of text into six.
         texts = sum(len(k) + len(v) + 6 for k, v in (job.metadata or {}).items()) + len(job.unique_key or "")
