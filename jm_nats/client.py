@@ -106,8 +106,9 @@ class JobClient(Control):
         opened = self._open()
         if not opened.look.is_open:
             await opened.look.check()
-        if not telemetry.Active.tracing:
-            return await self._submit(opened, job, wait)
+        if wait == "queued" and not telemetry.Active.tracing:  # for many callers at once: no frame more than it needs
+            await opened.queued.add(job)
+            return Receipt(job.id or "", ReceiptStatus.QUEUED)
         with telemetry.submitting([job]):
             return await self._submit(opened, job, wait)
 

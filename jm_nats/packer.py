@@ -91,15 +91,15 @@ class Packer:
         self._in_flight: set[asyncio.Task[None]] = set()
         self._scheduled = False
 
-    async def add(self, job: Submission) -> JobReceipt | None:
-        """The answer for ``job``, when the message that carries it has its receipt."""
+    def add(self, job: Submission) -> asyncio.Future[JobReceipt | None]:
+        """The answer for ``job``, to be awaited: there when the message that carries it has its receipt."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[JobReceipt | None] = loop.create_future()
         self._waiting.append((job, future))
         if not self._scheduled:
             self._scheduled = True
             loop.call_soon(self._flush)
-        return await future
+        return future
 
     async def close(self) -> None:
         """Wait for what is under way."""
