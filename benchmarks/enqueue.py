@@ -22,7 +22,7 @@ from jm_nats.packer import encode_message
 
 BARE_STREAM = "BENCH_BARE"
 BARE_SUBJECT = "bench.bare"
-BLOCKS = 10  # of a round of lone publishes: ours and the bare ones in turn, so that noise meets both
+BLOCKS = 40  # of a round of lone publishes: ours and the bare ones in turn, so that noise meets both
 ARGS: dict[str, Any] = {"to": "x@example.com", "n": 1}
 
 
