@@ -1,4 +1,4 @@
-"""The application that the benchmarks run: one handler that does nothing."""
+"""The application that the benchmarks run: handlers that do nothing, wait and compute."""
 
 import asyncio
 import os
