@@ -13,6 +13,8 @@ from typing import Any
 
 import asyncpg
 
+from benchmarks.nats_nodes import NatsNodes
+from benchmarks.nats_nodes import nats_nodes as clustered
 from jm_core import limits
 from jm_master.embedded import PostgresServer
 from jm_nats import ClusterUnknownError, JobClient, NatsConfig, Receipt, submission
@@ -28,11 +30,13 @@ POLL_S = 0.02
 class Cluster:
     """Two servers, and the coordinator and workers that a benchmark asks for."""
 
-    def __init__(self, nats: NatsServer, postgres: PostgresServer, logs: Path, name: str = "bench") -> None:
+    def __init__(self, nats: NatsServer | NatsNodes, postgres: PostgresServer, logs: Path, name: str = "bench") -> None:
         self.nats = nats
         self.postgres = postgres
         self.name = name
         self.dsn = postgres.dsn
+        self.nats_urls = nats.urls if isinstance(nats, NatsNodes) else (nats.url,)
+        self.replicas = min(3, len(self.nats_urls))
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._logs = logs
 
@@ -40,7 +44,8 @@ class Cluster:
         root = Path(__file__).resolve().parent.parent
         return {
             **os.environ,
-            "JM_NATS_URL": self.nats.url,
+            "JM_NATS_URL": ",".join(self.nats_urls),
+            "JM_NATS_REPLICAS": str(self.replicas),
             "JM_POSTGRES_DSN": self.dsn,
             "JM_CLUSTER": self.name,
             "PYTHONPATH": os.pathsep.join([str(root), str(root / "cli")]),
@@ -84,7 +89,7 @@ class Cluster:
                 raise SystemExit(f"{name} ended with {process.returncode}:\n{self.log_of(name)}")
 
     def client(self) -> JobClient:
-        return JobClient(self.name, NatsConfig(servers=(self.nats.url,)))
+        return JobClient(self.name, NatsConfig(servers=self.nats_urls))
 
     def migrate(self) -> None:
         subprocess.run(
@@ -93,9 +98,16 @@ class Cluster:
 
 
 @contextmanager
-def cluster(*, coordinator: bool = True, workers: int = 1, options: Sequence[str] = ()) -> Iterator[Cluster]:
-    """A running cluster; everything is stopped and deleted on leaving."""
-    with tempfile.TemporaryDirectory(prefix="jm-bench-") as logs, NatsServer() as nats, PostgresServer() as postgres:
+def cluster(
+    *, coordinator: bool = True, workers: int = 1, options: Sequence[str] = (), nats_nodes: int = 1
+) -> Iterator[Cluster]:
+    """A running cluster; everything is stopped and deleted on leaving.
+
+    Args:
+        nats_nodes: NATS servers; of three or more every stream and KV has three replicas.
+    """
+    nodes = NatsServer() if nats_nodes == 1 else clustered(nats_nodes)
+    with tempfile.TemporaryDirectory(prefix="jm-bench-") as logs, nodes as nats, PostgresServer() as postgres:
         made = Cluster(nats, postgres, Path(logs))
         try:
             made.migrate()
@@ -112,7 +124,7 @@ async def provision(made: Cluster) -> None:
     """The front door, before anybody stands behind it."""
     client = made.client()
     async with await connect(client.config, client_name="benchmark") as link:
-        await ensure_cluster(link, client.names, lease_s=limits.LEASE_S)
+        await ensure_cluster(link, client.names, lease_s=limits.LEASE_S, replicas=made.replicas)
 
 
 async def until_ready(made: Cluster, db: asyncpg.Connection) -> None:

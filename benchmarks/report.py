@@ -6,12 +6,16 @@ import json
 import os
 import platform
 import statistics
+import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import asyncpg
 
 from benchmarks.cluster import Cluster
+from benchmarks.table import RESULTS
 
 
 async def stamp(made: Cluster) -> dict[str, Any]:
@@ -63,7 +67,23 @@ def arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """The options that all benchmarks have, and those of ``parser``."""
     parser.add_argument("--json", action="store_true", help="print the JSON object only")
     parser.add_argument("--check", action="store_true", help="exit 1 when a promised figure is not reached")
+    parser.add_argument("--save", action="store_true", help="keep the result for `python -m benchmarks.table`")
+    parser.set_defaults(measure=(parser.description or "").strip().partition("\n")[0])
     return parser.parse_args()
+
+
+def command_of(module: str, arguments: Sequence[str]) -> str:
+    """The command line to repeat it with; without the options that say what becomes of the result."""
+    kept = [argument for argument in arguments if argument not in ("--json", "--check", "--save")]
+    return " ".join(["python -m", module, *kept])
+
+
+def save(title: str, result: dict[str, Any], measure: str, folder: Path = RESULTS) -> None:
+    """What ``benchmarks.table`` reads."""
+    command = command_of(f"benchmarks.{Path(sys.argv[0]).stem}", sys.argv[1:])
+    kept = {"measure": measure.rstrip(".,:"), "command": command, **result}
+    folder.mkdir(exist_ok=True)
+    (folder / f"{title}.json").write_text(json.dumps(kept, indent=1) + "\n")
 
 
 def show(
@@ -87,6 +107,8 @@ def show(
         facts = {k: v for k, v in result.items() if k not in ("versions", "machine")}
         print(f"{title}: " + ", ".join(f"{k}={v}" for k, v in facts.items()))
     print(json.dumps(result))
+    if options.save:
+        save(title, result, options.measure)
     if options.check and not all(held is True for held in kept.values()):
         raise SystemExit(1)
 

@@ -15,9 +15,10 @@ class Priority(IntEnum):
 
     @property
     def label(self) -> str:
-        return self.name.lower()
+        return _PRIORITY_LABELS[self]  # `name` is slow, and every job that is submitted asks
 
 
+_PRIORITY_LABELS: Final = {p: p.name.lower() for p in Priority}
 PRIORITY_BY_LABEL: Final = {p.label: p for p in Priority}
 WEIGHTS: Final = {
     Priority.VERY_LOW: 1,

@@ -98,13 +98,17 @@ class JobClient(Control):
             ReceiptTimeoutError: with ``recorded``: queued, but no answer in time.
             AgentUnavailableError: NATS did not store it; submitting the same job (same id) again is safe.
         """
-        job = prepared(job)
+        if type(job) is not CheckedJob:
+            job = prepared(job)
         if job.on_conflict == OnConflict.REJECT and wait != "recorded":
             remedy = "wait for 'recorded', or use return_existing"
             raise InvalidJobError("on_conflict", f"a conflict is not known yet when a job is {wait}", remedy=remedy)
         opened = self._open()
         if not opened.look.is_open:
             await opened.look.check()
+        if wait == "queued" and not telemetry.Active.tracing:  # for many callers at once: no frame more than it needs
+            await opened.queued.add(job)
+            return Receipt(job.id or "", ReceiptStatus.QUEUED)
         with telemetry.submitting([job]):
             return await self._submit(opened, job, wait)
 

@@ -43,6 +43,7 @@ SUBMIT_OPTIONS: Final = frozenset(
         "job_id",
     }
 )
+_NO_OPTIONS: Final = (None,) * 10  # of `job`, without its id
 PROBLEM_BYTES_MAX: Final = 300
 IN_ONE_STEP_S: Final = 50e-6  # what is waited for seldom comes that soon
 QUICK_RUNS: Final = 50
@@ -192,7 +193,9 @@ class Handler:
             on_conflict=on_conflict,
             metadata=_dict(metadata),
         )
-        check_fields(submission)
+        options = (run_at, delay, lane, priority, max_attempts, timeout, unique_key, unique_for, on_conflict, metadata)
+        if options != _NO_OPTIONS:  # else it has the handler's own settings, which were checked when it was declared
+            check_fields(submission)
         return submission
 
     def jobs(self, rows: Iterable[Mapping[str, Any]], **options: Any) -> Iterator[Submission]:

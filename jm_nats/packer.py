@@ -55,7 +55,7 @@ def _has_room(count: int, size: int) -> bool:
 
 def encoded_bytes_at_most(job: Submission) -> int:
     """An upper estimate of a job's bytes on the wire."""
-    cost = memoryview(job.args).nbytes + FIELD_BYTES  # `bytes` would copy them
+    cost = len(job.args) + FIELD_BYTES
     if job.metadata or job.unique_key:
         # JSON may escape one byte of text into six.
         texts = sum(len(k) + len(v) + 6 for k, v in (job.metadata or {}).items()) + len(job.unique_key or "")
@@ -91,15 +91,15 @@ class Packer:
         self._in_flight: set[asyncio.Task[None]] = set()
         self._scheduled = False
 
-    async def add(self, job: Submission) -> JobReceipt | None:
-        """The answer for ``job``, when the message that carries it has its receipt."""
+    def add(self, job: Submission) -> asyncio.Future[JobReceipt | None]:
+        """The answer for ``job``, to be awaited: there when the message that carries it has its receipt."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[JobReceipt | None] = loop.create_future()
         self._waiting.append((job, future))
         if not self._scheduled:
             self._scheduled = True
             loop.call_soon(self._flush)
-        return await future
+        return future
 
     async def close(self) -> None:
         """Wait for what is under way."""

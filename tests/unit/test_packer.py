@@ -90,6 +90,10 @@ def test_chunks_keep_order_and_fit(args_bytes):
         assert len(encode_message(chunk)) <= limits.MESSAGE_BYTES_MAX
 
 
+async def adds(packer: Packer, submission: Submission) -> JobReceipt | None:
+    return await packer.add(submission)
+
+
 def test_jobs_with_the_longest_fields_fit_too():
     jobs = [wire.decode_submission(wire.encode(LONGEST).replace(b'"args":', b'"args":{}')) for _ in range(1_000)]
     for one in jobs:
@@ -135,7 +139,7 @@ async def test_no_more_than_so_many_messages_are_in_flight_and_the_rest_rides_al
     packer = Packer(sender)
     adding = []
     for n in range(100):  # each in a turn of its own
-        adding.append(asyncio.create_task(packer.add(job(n))))
+        adding.append(asyncio.create_task(adds(packer, job(n))))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
     assert len(sender.messages) == IN_FLIGHT_MAX
@@ -180,7 +184,7 @@ async def test_a_caller_that_gives_up_disturbs_nobody():
     sender = Sender()
     sender.open.clear()
     packer = Packer(sender)
-    first, second = (asyncio.create_task(packer.add(job(n))) for n in range(2))
+    first, second = (asyncio.create_task(adds(packer, job(n))) for n in range(2))
     await asyncio.sleep(1)
     first.cancel()
     await asyncio.sleep(1)
@@ -194,7 +198,7 @@ async def test_a_caller_that_gives_up_disturbs_nobody():
 async def test_closing_sends_what_waits_and_returns_when_all_has_landed():
     sender = Sender()
     packer = Packer(sender)
-    adding = [asyncio.create_task(packer.add(job(n, args_bytes=100_000))) for n in range(400)]
+    adding = [asyncio.create_task(adds(packer, job(n, args_bytes=100_000))) for n in range(400)]
     await asyncio.sleep(0)
     await packer.close()
     assert sender.in_flight == 0
@@ -210,7 +214,7 @@ async def test_a_sender_that_is_cancelled_lets_its_callers_go():
     sender = Sender()
     sender.open.clear()
     packer = Packer(sender)
-    adding = asyncio.create_task(packer.add(job()))
+    adding = asyncio.create_task(adds(packer, job()))
     await asyncio.sleep(1)
     for carrying in packer._in_flight:
         carrying.cancel()
