@@ -154,8 +154,7 @@ class _Forgetter:
         if is_over:
             await asyncio.gather(*[self._forget(app, death) for app in self._apps])
         else:
-            problem = "something of it may still run"
-            log.warning("a dead process's lease has to lapse by itself", extra={"pid": death.pid, "problem": problem})
+            log.warning("something of a dead process may still run; its lease has to lapse", extra={"pid": death.pid})
 
     async def _forget(self, app: "JobMaster", death: Death) -> None:
         try:
