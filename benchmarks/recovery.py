@@ -66,6 +66,7 @@ class Notes:
 class Kill:
     """One, and how long each job that the dead worker held took to start again."""
 
+    pid: int
     started_s: list[float]
     waiting_s: list[float]
 
@@ -165,14 +166,20 @@ class Run:
         if set(waits.values()) != {True, False}:
             raise SystemExit(f"the dead worker held nothing started, or nothing waiting: {len(waits)} jobs")
         await self.until(lambda: self._have_started_again(list(waits), victim.pid), "all started again")
-        kill = Kill([], [])
+        kill = Kill(victim.pid, [], [])
         for job_id, is_waiting in waits.items():
-            next_s = min(start_s for pid, start_s in self.notes.starts[job_id] if pid != victim.pid)
-            if is_waiting:
-                kill.waiting_s.append(next_s - max(at_s, due_s))
-            else:
-                kill.started_s.append(next_s - at_s)
+            starts = self.notes.starts[job_id]
+            next_s = min(start_s for pid, start_s in starts if pid != victim.pid)
+            has_started = any(pid == victim.pid for pid, _ in starts)
+            since_s = max(at_s, due_s) if is_waiting else at_s
+            (kill.started_s if has_started else kill.waiting_s).append(next_s - since_s)
         return kill
+
+    def repeats(self, dead: set[int]) -> tuple[int, int]:
+        """Starts after a job's first: in all, and those of jobs that no dead worker had started."""
+        repeated = {job_id: starts for job_id, starts in self.notes.starts.items() if len(starts) > 1}
+        unexplained = [starts for starts in repeated.values() if not dead & {pid for pid, _ in starts}]
+        return sum(len(starts) - 1 for starts in repeated.values()), len(unexplained)
 
     async def _running(self) -> dict[str, int]:
         """How many jobs are seen to run, by bucket."""
@@ -180,7 +187,7 @@ class Run:
         return {row["bucket_id"]: row["count"] for row in await self.db.fetch(query)}
 
     async def _rows_of(self, worker: WorkerView) -> dict[str, bool]:
-        """What lies in its buckets, and whether that waits for its time."""
+        """What lies in its buckets, and whether that waits for its due time."""
         query = """select id::text, handler = 'short' and run_at > now() as waits
                    from jobmaster.job where bucket_id = any($1) and status in (2, 3)"""
         return {row["id"]: row["waits"] for row in await self.db.fetch(query, worker.buckets)}
@@ -255,7 +262,7 @@ async def run(made: Cluster, folder: Path, options: argparse.Namespace) -> dict[
     finally:
         await db.close()
     again_s = [value for kill in kills for value in kill.again_s]
-    repeated = sum(len(starts) - 1 for starts in one.notes.starts.values())
+    repeated, unexplained = one.repeats({kill.pid for kill in kills})
     return {
         "value": round(report.percentile(again_s, 0.99), 3),
         "unit": "s from the kill to the next start, p99 of all jobs that the dead workers held",
@@ -271,6 +278,7 @@ async def run(made: Cluster, folder: Path, options: argparse.Namespace) -> dict[
         "jobs_waiting": sum(len(kill.waiting_s) for kill in kills),
         "lost": one.submitted - last["succeeded"],
         "started_twice": repeated,
+        "started_twice_unexplained": unexplained,
         "counts": [*counts, last],
         "load_per_s": options.rate,
         "processes": options.processes,
@@ -293,7 +301,7 @@ def main() -> None:
         (folder / "notes").touch()
         with cluster(workers=0) as made:
             result = uvloop.run(run(made, folder, options))
-    report.show("recovery", result, options, at_most={"value": bound_s, "lost": 0})
+    report.show("recovery", result, options, at_most={"value": bound_s, "lost": 0, "started_twice_unexplained": 0})
 
 
 if __name__ == "__main__":
