@@ -35,7 +35,8 @@ log = logging.getLogger(__name__)
 BATCH: Final = 256
 BATCH_BYTES: Final = 4 * 1024 * 1024
 INACTIVE_S: Final = 60.0  # then the server removes the consumer of a watcher that died
-QUIET_S: Final = 1.0
+QUIET_FIRST_S: Final = 0.05  # without anything coming: then the consumer is asked, and after twice as long again
+QUIET_MAX_S: Final = 1.0
 WAIT_FIRST_S: Final = 0.1
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 WAIT_MAX_S: Final = 5.0
@@ -178,8 +179,10 @@ class _Reading:
 
     async def snapshot(self) -> Snapshot:
         entries: dict[str, Entry] = {}
+        quiet_s = QUIET_FIRST_S
         while self._pending:
-            if not self._arrived and not await self._more_within(QUIET_S):
+            if not self._arrived and not await self._more_within(quiet_s):
+                quiet_s = min(QUIET_MAX_S, 2 * quiet_s)
                 continue
             match self._read():
                 case Changed(entry):

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import uuid_utils
+
 from jm_cli.exits import CliError, ExitCode
 from jm_cli.plain_text import safe
 from jm_nats.child_process import ChildProcess
@@ -32,6 +34,7 @@ class Death(NamedTuple):
     """A child has died, and will be started again."""
 
     pid: int
+    spawn: str
 
 
 class Child:
@@ -40,6 +43,7 @@ class Child:
     Args:
         folder: of its log file; None: it writes to our own stdout and stderr.
         may_end: exit code 0 is its end, and not a death.
+        spawn_variable: in its environment, what tells this start of it from all others (``spawn``).
     """
 
     def __init__(
@@ -53,8 +57,11 @@ class Child:
         lock_fd: int | None = None,
         backoff_first_s: float = BACKOFF_FIRST_S,
         may_end: bool = False,
+        spawn_variable: str = "",
     ) -> None:
         self.name = name
+        self.spawn = ""  # of the last start
+        self._spawn_variable = spawn_variable
         self.stop_s = stop_s
         self._log_path = folder / f"{name}.log" if folder else None
         # -P: the current folder comes first on the path only once the app is imported, not while we are.
@@ -108,13 +115,19 @@ class Child:
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None and self.running else None
 
+    @property
+    def is_due(self) -> bool:
+        """Whether it waits for its next start."""
+        return self._restart_at is not None
+
     def start(self) -> None:
         self._restart_at = None
         self._started_at = time.monotonic()
+        self.spawn = uuid_utils.uuid7().hex
         self._process = ChildProcess(
             self._argv,
             cwd=Path.cwd(),
-            env=self._env,
+            env=self._env | ({self._spawn_variable: self.spawn} if self._spawn_variable else {}),
             log_path=self._log_path,
             lock_fd=self._lock_fd,
             stop_signal=signal.SIGTERM,
@@ -151,7 +164,7 @@ class Child:
         facts = {"child": self.name, "how": _how(code), "again_in_s": round(wait_s, 1)}
         log.error("process died; it is started again", extra=facts)
         assert self._process is not None
-        return Death(self._process.pid)
+        return Death(self._process.pid, self.spawn)
 
     def signal(self, number: signal.Signals) -> None:
         if self._process is not None and self.running:

@@ -12,10 +12,11 @@ from jm_cli.loading import load_app
 from jm_cli.role_settings import CoordinatorTuning, HealthOptions, Mode, WorkerOptions
 from jm_cli.serving import serve
 from jm_cli.settings import LogOptions, NatsOptions, NatsTuning, PostgresOptions, PostgresTuning, local_pair
-from jm_cli.supervisor import CHILD_VARIABLE, supervise
+from jm_cli.supervisor import CHILD_VARIABLE, SPAWN_VARIABLE, incarnation_of, supervise
 from jm_cli.telemetry import Identity, require_installed
 from jm_cli.telemetry_options import TelemetryOptions
 from jm_nats.health import HealthBoard
+from jm_nats.worker import kin
 from jm_nats.worker.config import WorkerConfig
 from jm_nats.worker.processes import Preparation, prepare_children
 from jm_nats.worker.runtime import Worker
@@ -52,6 +53,7 @@ def run_worker(plan: WorkerPlan) -> None:
         typer.Exit: it did not end with 0.
     """
     child = os.environ.pop(CHILD_VARIABLE, None)  # what a handler starts is no child of the supervisor
+    spawn = os.environ.pop(SPAWN_VARIABLE, "")
     configs = _configs(plan, child)
     local = _local(plan)
     apps = _apps(plan, local)
@@ -64,10 +66,15 @@ def run_worker(plan: WorkerPlan) -> None:
         )
         return
 
+    if spawn:
+        kin.enter(spawn)
     prepare_children(Preparation("jm_cli.logs", "start_child_logging", plan.logs.arguments()))
 
     def make() -> Sequence[Group]:
-        groups = [_worker(*three) for three in zip(plan.targets, apps, configs, strict=True)]
+        groups = [
+            _worker(*three, incarnation_of(spawn, number))
+            for number, three in enumerate(zip(plan.targets, apps, configs, strict=True))
+        ]
         return [*groups, *master.groups()] if master else groups
 
     identity = Identity("worker", [config.worker_id for config in configs], [app.cluster for app in apps])
@@ -75,9 +82,9 @@ def run_worker(plan: WorkerPlan) -> None:
     serve(make, identity=identity, rule=STOP_RULE, health=HealthOptions() if child else plan.health, told=told)
 
 
-def _worker(target: str, app: "JobMaster", config: WorkerConfig) -> Group:
+def _worker(target: str, app: "JobMaster", config: WorkerConfig, incarnation: str) -> Group:
     board = HealthBoard(target, "worker")
-    return Group(process=Worker(app, config, board=board), board=board)
+    return Group(process=Worker(app, config, board=board, incarnation=incarnation), board=board)
 
 
 def _configs(plan: WorkerPlan, child: str | None) -> list[WorkerConfig]:

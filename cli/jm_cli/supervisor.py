@@ -1,7 +1,9 @@
 """``jm worker --processes N``: N children of the same command, started again when they die, stopped in order.
 
 They write to our stderr and die with us (``ChildProcess``). What a dead child held is given to others at once: its
-heartbeat is taken away, so that nobody waits for its lease.
+heartbeat is taken away, so that nobody waits for its lease. That is said of one incarnation, which we have given it,
+by compare-and-set, and only once nothing of it can run any more (``orphans``); whatever goes wrong on the way leaves
+the lease, which lapses by itself.
 """
 
 import asyncio
@@ -10,12 +12,13 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import typer
 from msgspec import Struct
 
+from jm_cli import orphans
+from jm_cli.child_ends import CALM_S, ChildEnds
 from jm_cli.children import POLL_S, Child, Death, stop_all
 from jm_cli.exits import ExitCode
 from jm_cli.role_settings import HealthOptions
@@ -26,15 +29,15 @@ from jm_core.errors import JmError
 from jm_core.health import GroupReport, Health
 from jm_core.kv_records import worker_at
 from jm_nats.connection import connect
-from jm_nats.kv import CasKv
-from jm_nats.worker.heartbeat import pid_space
+from jm_nats.kv import CasKv, Entry, Stale, Written
 
 if TYPE_CHECKING:
     from jm_nats.app import JobMaster
 
 log = logging.getLogger("jobmaster.supervisor")
 
-CHILD_VARIABLE: Final = "JM_SUPERVISED"  # in a child: which one it is, from 1 on
+CHILD_VARIABLE: Final = "JM_SUPERVISED"  # in a child: which one it is, from 1 on,
+SPAWN_VARIABLE: Final = "JM_SPAWN"  # and which start of it
 # The last two are of children that were told to stop while they started, and held nothing yet.
 STOPPED_IN_ORDER: Final = frozenset({ExitCode.OK, None, ExitCode.INTERRUPTED, -signal.SIGTERM})
 STOP_RULE: Final = "draining all processes; send it again to hurry"
@@ -73,9 +76,15 @@ def _children(processes: int, stop_s: float) -> list[Child]:
             stop_s=stop_s,
             backoff_first_s=RESTART_FIRST_S,
             may_end=True,
+            spawn_variable=SPAWN_VARIABLE,
         )
         for number in range(1, processes + 1)
     ]
+
+
+def incarnation_of(spawn: str, number: int) -> str:
+    """Of worker ``number`` of a child; empty: of one that nobody supervises."""
+    return f"{spawn}-{number}" if spawn else ""
 
 
 async def _supervise(
@@ -94,21 +103,23 @@ async def _supervise(
             finally:
                 await stop_all(children, signals.hurry)
                 for child in children:
-                    if child.exit_code == -signal.SIGKILL:
-                        forgetter.forget(child.last_pid)
+                    if child.exit_code == -signal.SIGKILL and child.last_pid is not None:
+                        forgetter.forget(Death(child.last_pid, child.spawn))
                 await forgetter.done()
     return _code_of(children, hurried=signals.hurry.is_set())
 
 
 async def _tend(children: Sequence[Child], stop: asyncio.Event, forgetter: "_Forgetter") -> None:
     """Until it is time to stop, or every child has ended as it was told to."""
-    while not stop.is_set() and not all(child.has_ended for child in children):
-        for child in children:
-            match child.tend():
-                case Death(pid=pid):
-                    forgetter.forget(pid)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), POLL_S)
+    with ChildEnds() as ends:
+        while not stop.is_set() and not all(child.has_ended for child in children):
+            for child in children:
+                if (death := child.tend()) is not None:
+                    forgetter.forget(death)
+            pids = [child.pid for child in children if not child.has_ended]
+            told = [pid is not None and ends.watch(pid) for pid in pids]  # one has none that has just died
+            calm = all(told) and not any(child.is_due for child in children)
+            await ends.wait(stop, CALM_S if calm else POLL_S)
 
 
 def _code_of(children: Sequence[Child], *, hurried: bool) -> ExitCode:
@@ -125,39 +136,60 @@ class _Forgetter:
         self._apps = list({(app.cluster, app.nats_config()): app for app in apps}.values())
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def forget(self, pid: int | None) -> None:
-        for app in self._apps if pid is not None else []:
-            task = asyncio.create_task(self._forget(app, pid))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+    def forget(self, death: Death) -> None:
+        task = asyncio.create_task(self._forget_all(death))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def done(self) -> None:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _forget(self, app: "JobMaster", pid: int | None) -> None:
+    async def _forget_all(self, death: Death) -> None:
         try:
             async with asyncio.timeout(FORGET_S):
-                await forget_worker(app, pid=pid, space=pid_space())
+                is_over = await orphans.ended(pid=death.pid, spawn=death.spawn)
+        except TimeoutError:
+            is_over = False
+        if is_over:
+            await asyncio.gather(*[self._forget(app, death) for app in self._apps])
+        else:
+            log.warning("something of a dead process may still run; its lease has to lapse", extra={"pid": death.pid})
+
+    async def _forget(self, app: "JobMaster", death: Death) -> None:
+        try:
+            async with asyncio.timeout(FORGET_S):
+                await forget_worker(app, death)
         except (JmError, TimeoutError) as error:
             problem = str(error) or f"not done in {FORGET_S:g} s"
-            log.info("a dead process's lease has to lapse by itself", extra={"pid": pid, "problem": problem})
+            log.info("a dead process's lease has to lapse by itself", extra={"pid": death.pid, "problem": problem})
 
 
-async def forget_worker(app: "JobMaster", *, pid: int | None, space: str) -> int:
-    """Delete the heartbeats of that very process, as they were when we looked: whoever took its name over has written
-    since, and keeps its own. Returns how many there were.
+async def forget_worker(app: "JobMaster", death: Death) -> int:
+    """Delete the heartbeats of that very start of the child. Returns how many there were.
+
+    By compare-and-set: a last beat of its own that was still on its way is either in before, and we look again, or is
+    refused, because it follows one that is not the last any more. Who has taken over its name keeps it.
     """
     removed = 0
     async with await connect(app.nats_config(), client_name="jobmaster supervisor") as link:
         workers = CasKv(link, app.names.workers_kv)
-        for entry in await workers.entries():
-            record = worker_at(entry.key, entry.value)  # None: another version's is not our child's
-            if space and record is not None and (record.pid, record.pid_space) == (pid, space):
-                await workers.delete(entry.key, revision=entry.revision)
-                removed += 1
-                log.info("heartbeat of a dead process removed", extra={"worker": entry.key, "pid": pid})
+        for found in await workers.entries():
+            entry: Entry | None = found
+            while entry is not None and _is_of(entry, death.spawn):
+                match await workers.delete(entry.key, revision=entry.revision):
+                    case Written():
+                        removed += 1
+                        log.info("heartbeat of a dead process removed", extra={"worker": entry.key, "pid": death.pid})
+                        break
+                    case Stale(current=entry):
+                        pass
     return removed
+
+
+def _is_of(entry: Entry, spawn: str) -> bool:
+    record = worker_at(entry.key, entry.value)  # None: another version's is not our child's
+    return record is not None and bool(spawn) and record.incarnation.partition("-")[0] == spawn
 
 
 class ChildState(Struct, frozen=True):

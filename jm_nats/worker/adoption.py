@@ -140,7 +140,8 @@ class Adopter:
             record = adopted(record, worker=self._worker, incarnation=self._incarnation, now_s=time.time())
             answer = await self._kv.update(name, wire.encode(record), revision=revision)
             if isinstance(answer, Stale):
-                return False  # look again who was quicker
+                # Look again who was quicker, and at once: we hold a place that another bucket may be waiting for.
+                return await self._adopt_once(name)
             revision = answer.revision
             self._claimed[name] = record
         elif not self._is_ours(record):

@@ -24,7 +24,7 @@ from jm_nats import telemetry
 from jm_nats.context import JobContext, NoRetry, Retry
 from jm_nats.handlers import Handler
 from jm_nats.log_context import GroupNow, current_group, job_logged
-from jm_nats.worker import failures
+from jm_nats.worker import failures, kin
 
 PR_SET_PDEATHSIG: Final = 1
 
@@ -35,7 +35,8 @@ PR_SET_PDEATHSIG: Final = 1
 if hasattr(anyio.to_process, "open_process"):
 
     async def _open_in_a_session(*args: Any, **kwargs: Any) -> anyio.abc.Process:
-        process = await anyio.open_process(*args, **kwargs | {"start_new_session": True, "stderr": None})
+        options = {"start_new_session": True, "stderr": None, "env": kin.pool_environment()}
+        process = await anyio.open_process(*args, **kwargs | options)
         process.kill = functools.partial(_kill_group, process)  # type: ignore[method-assign]
         return process
 
@@ -134,6 +135,7 @@ def _call(  # noqa: PLR0917 - anyio passes positions only
 ) -> bytes | ChildFailed:
     """In the child: import the handler, call it, and turn whatever happens into a value that can be pickled."""
     _settle_signals()
+    kin.enter_pool()
     _prepare(preparation)
     with job_logged(logged, logged.group), telemetry.continued(logged.trace):
         return _called(module, qualname, args, data)

@@ -67,9 +67,20 @@ class Worker:
     ``run(stop)`` serves until ``stop`` is set, then drains: nothing more is started, held jobs go back at once, running
     ones get ``drain_timeout_s``, outcomes are flushed, and the heartbeat goes on to the very end. ``hurry`` set ends
     the drain now.
+
+    Args:
+        incarnation: tells this process from others of its name; made up, unless somebody who will see it die has to
+            know it. Never used twice.
     """
 
-    def __init__(self, app: JobMaster, config: WorkerConfig | None = None, *, board: HealthBoard | None = None) -> None:
+    def __init__(
+        self,
+        app: JobMaster,
+        config: WorkerConfig | None = None,
+        *,
+        board: HealthBoard | None = None,
+        incarnation: str = "",
+    ) -> None:
         if not app.handlers:
             raise InvalidSettingError(
                 f"{app!r} has no handlers; declare one with @{app.cluster}.handler(...) and import it"
@@ -79,7 +90,7 @@ class Worker:
         self.board = board or HealthBoard(self.config.worker_id, "worker")
         self.runs_jobs = self.config.mode is not WorkerMode.DRAIN
         self.lanes = (self.config.lanes or tuple(app.lanes())) if self.runs_jobs else ()
-        self.incarnation = uuid_utils.uuid7().hex
+        self.incarnation = incarnation or uuid_utils.uuid7().hex
         self.clock = CorrectedClock()
         self.ready = asyncio.Event()
         self.state = WorkerState.SERVING

@@ -216,7 +216,7 @@ async def test_a_watch_sees_an_expiry_soon_after_the_lease(link, kv, names):
 
 async def test_a_pending_key_that_vanishes_does_not_stop_the_listing(link, kv, names, monkeypatch):
     # Counted when the consumer was made, purged before it was read: nothing will ever come.
-    monkeypatch.setattr(kv_watch, "QUIET_S", 0.1)
+    monkeypatch.setattr(kv_watch, "QUIET_MAX_S", 0.1)
     stream = f"KV_{names.buckets_kv}"
     await kv.put("a", b"1")
     api = link.api
