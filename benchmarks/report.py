@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 from datetime import UTC, datetime
 from typing import Any
 
@@ -43,6 +44,11 @@ def _version(name: str) -> str:
 
 def _today() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def progress(found: object) -> None:
+    """How far a long run is, for who waits; not part of the result."""
+    print(f"{datetime.now(UTC):%H:%M:%S} {found}", file=sys.stderr, flush=True)
 
 
 def ratio(value: float, yardstick: float | None) -> float | None:
