@@ -21,22 +21,23 @@ from benchmarks import report
 from benchmarks.app import noop
 from benchmarks.cluster import Cluster, cluster, until_ready
 from benchmarks.procstat import cpu_s
-from jm_nats import Submission
 
 TIMEOUT_S = 120.0
 POLL_S = 0.5
 COUNT = "select count(*) from jobmaster.job where queued_at >= $1"
 UNFINISHED = "select exists(select from jobmaster.job where status in (1, 2, 3))"
 ROWS = """
-select id::text, status, dispatch, extract(epoch from started_at)::float8 as started_at
+select id::text, status, attempt, extract(epoch from started_at)::float8 as started_at
   from jobmaster.job where queued_at >= $1
 """
 
 
-def jobs_due(jobs: int, *, since: datetime, window_s: float, rng: random.Random, due: dict[str, float]) -> Iterator[Any]:
+def jobs_due(
+    jobs: int, *, since: datetime, window_s: float, rng: random.Random, due: dict[str, float]
+) -> Iterator[Any]:
     """Jobs due at random instants of the window; ``due`` is told which when."""
     for _ in range(jobs):
-        job: Submission = noop.job({}, run_at=since + timedelta(seconds=rng.uniform(0.0, window_s)))
+        job = noop.job({}, run_at=since + timedelta(seconds=rng.uniform(0.0, window_s)))
         assert job.run_at is not None
         due[job.id or ""] = job.run_at.timestamp()
         yield job
@@ -54,7 +55,8 @@ async def one_round(
     while (saved := await db.fetchval(COUNT, began)) < options.jobs:
         made.check_alive()
         if datetime.now(UTC) > since:
-            raise SystemExit(f"{saved} of {options.jobs} jobs were recorded when the first were due: --ahead-s is too short")
+            found = f"{saved} of {options.jobs} jobs were recorded when the first were due"
+            raise SystemExit(f"{found}: --ahead-s is too short")
         await asyncio.sleep(POLL_S)
     in_buckets = await db.fetchval(f"{COUNT} and status = 2", began)
     await asyncio.sleep(max(0.0, (since - datetime.now(UTC)).total_seconds()))
@@ -69,7 +71,7 @@ async def one_round(
             raise SystemExit("not all jobs ran in time")
         await asyncio.sleep(POLL_S)
     rows = {row["id"]: row for row in await db.fetch(ROWS, began)}
-    if rows.keys() != due.keys() or any(row["status"] != 4 or row["dispatch"] != 1 for row in rows.values()):
+    if rows.keys() != due.keys() or any(row["status"] != 4 or row["attempt"] != 1 for row in rows.values()):
         raise SystemExit("not every job ran once")
     late_ms = [(rows[job_id]["started_at"] - at) * 1000 for job_id, at in due.items()]
     return {

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import anyio
+import anyio.lowlevel
 
 from jm_core import limits
 from jm_core.model import Priority
@@ -60,6 +61,7 @@ class Assigner:
         self._later = Window(limits.SCHEDULE_LEAD_S, threshold_s)
         self._poll_s = poll_s
         self._reseed_at_s = time.monotonic() + RESEED_S
+        self._more = False  # a statement moved as much as one may: there may be more, and credit for it
 
     async def run(self) -> None:
         """Assign until cancelled: at once when woken, every ``poll_s`` otherwise.
@@ -71,7 +73,9 @@ class Assigner:
             await self._reseed_when_quiet()
             left_over = await self.assign_once()
             telemetry.duty_passed()
-            if left_over:
+            if self._more:
+                await anyio.lowlevel.checkpoint()
+            elif left_over:
                 await self._ledger.freed.wait(self._poll_s)
                 await anyio.sleep(PASS_GAP_S)
             else:
@@ -91,9 +95,11 @@ class Assigner:
     async def assign_once(self) -> bool:
         """One pass over everything that waits; True when due jobs are left because credit is short."""
         self._ledger.mature(wall_s=time.time())
+        self._more = False
         if not self._view.routes():
             self._ledger.backlogs = set()
             return False  # nobody to give it to: not even a query
+        began_s = time.monotonic()
         waiting = await self._database.ride_out(self._store.waiting)
         routes: dict[tuple[str, int], list[Waiting]] = defaultdict(list)
         for kind in waiting:
@@ -105,6 +111,7 @@ class Assigner:
             if await self._assign_route(lane, Priority(priority), kinds):
                 backlogs.add((lane, priority))
         self._ledger.backlogs = backlogs
+        telemetry.assign_passed(time.monotonic() - began_s)
         return bool(backlogs)
 
     async def _assign_route(self, lane: str, priority: Priority, kinds: list[Waiting]) -> bool:
@@ -136,6 +143,7 @@ class Assigner:
         )
         for share in offer(min(count, credit)):
             await self._fill(lane, priority, handlers, window, bucket=share.bucket, count=share.count)
+        self._more |= count > credit >= limits.ASSIGN_BATCH_MAX
         return count > credit
 
     async def _fill(
