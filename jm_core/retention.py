@@ -31,6 +31,7 @@ SLACK_SHARE: Final = 0.01  # of the shortest retention: a chunk is not visited f
 SLACK_S_MIN: Final = 30.0
 WORK_SHARE: Final = 0.1  # of the time is spent in Postgres at most, as long as the sweep is not behind,
 WORK_SHARE_MAX: Final = 0.5  # and when it is far behind: the table must not grow for ever
+BEHIND_S_MIN: Final = 5.0  # what counts as one step behind; or SLACK_SHARE of the shortest retention, if that is more
 REST_S_MIN: Final = 0.02
 REST_S_MAX: Final = 5.0
 RESIZE_S_MAX: Final = 60.0  # between two looks at how large the table is
@@ -112,6 +113,7 @@ class Sweep:
         self.position = position
         self._shortest_s = shortest_s
         self._slack_s = max(SLACK_S_MIN, SLACK_SHARE * shortest_s)
+        self._behind_s = max(BEHIND_S_MIN, SLACK_SHARE * shortest_s)
         self._due_s: list[float] = []
         self._resized_s = 0.0
 
@@ -160,12 +162,12 @@ class Sweep:
     def work_share(self, *, now_s: float) -> float:
         """Which share of the time may be spent in Postgres.
 
-        ``WORK_SHARE`` as long as everything that is due is visited within the slack, which is a small part of the
-        retention: nobody shall feel the sweep. Where that does not keep pace with what comes of age, the table would
-        grow without end; so one more ``WORK_SHARE`` for each slack that the oldest visit is overdue.
+        ``WORK_SHARE`` as long as the oldest visit is overdue by little, measured by what is kept: nobody shall feel the
+        sweep. Where that does not keep pace with what comes of age, the table would grow without end; so one more
+        ``WORK_SHARE`` for each hundredth of the shortest retention that it is overdue.
         """
         overdue_s = now_s - min(self._due_s, default=now_s)
-        return min(WORK_SHARE_MAX, max(WORK_SHARE, WORK_SHARE * overdue_s / self._slack_s))
+        return min(WORK_SHARE_MAX, max(WORK_SHARE, WORK_SHARE * overdue_s / self._behind_s))
 
 
 def resize_s(shortest_s: float) -> float:

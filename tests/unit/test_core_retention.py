@@ -11,6 +11,7 @@ from jm_core.errors import InvalidSettingError
 from jm_core.model import JobStatus
 from jm_core.retention import (
     ACTIONS_DEFAULT_S,
+    BEHIND_S_MIN,
     CHUNK_BLOCKS,
     DEFAULT,
     EXAMPLE,
@@ -203,6 +204,13 @@ def test_a_sweep_that_is_behind_takes_more_of_the_time_in_proportion_to_what_it_
     assert shares == pytest.approx([WORK_SHARE, WORK_SHARE, 0.2, 0.4, WORK_SHARE_MAX, WORK_SHARE_MAX])
     sweep.visited(0, first_due_in_s=None, is_done=True, now_s=100 * slack_s)
     assert sweep.work_share(now_s=100 * slack_s) == WORK_SHARE, "nothing is overdue any more"
+
+
+def test_a_sweep_with_a_short_retention_catches_up_within_it():
+    sweep = Sweep(JOB_KEEP_S_MIN)
+    sweep.resize(CHUNK_BLOCKS, now_s=0)
+    assert sweep.work_share(now_s=BEHIND_S_MIN) == WORK_SHARE
+    assert sweep.work_share(now_s=JOB_KEEP_S_MIN / 2) == WORK_SHARE_MAX
 
 
 def test_a_table_is_measured_often_enough_to_find_what_comes_of_age():
