@@ -22,6 +22,7 @@ from jm_nats.pace import tick_s
 
 if TYPE_CHECKING:
     from jm_core.ids import Term
+    from jm_core.placement import Share
     from jm_master.database import Database
     from jm_master.dispatch_store import Assigned, DispatchStore, Waiting
     from jm_master.ledger import Ledger
@@ -138,17 +139,23 @@ class Assigner:
         credit = sum(share.count for share in offer(limits.ASSIGN_BATCH_MAX))
         if not credit:
             return True
-        count = await self._database.ride_out(
-            lambda: self._store.count_due(lane, priority, handlers, window, credit + 1)
-        )
-        for share in offer(min(count, credit)):
-            await self._fill(lane, priority, handlers, window, bucket=share.bucket, count=share.count)
-        self._more |= count > credit >= limits.ASSIGN_BATCH_MAX
-        return count > credit
+        shares = offer(credit)
+        if window is DUE and len(shares) == 1 and (lane, priority) in self._ledger.backlogs:
+            # There was more than credit a moment ago, and nobody to share it with: what there is need not be counted.
+            is_short = await self._fill(lane, priority, handlers, window, shares[0]) == credit
+        else:
+            count = await self._database.ride_out(
+                lambda: self._store.count_due(lane, priority, handlers, window, credit + 1)
+            )
+            for share in offer(min(count, credit)):
+                await self._fill(lane, priority, handlers, window, share)
+            is_short = count > credit
+        self._more |= is_short and credit >= limits.ASSIGN_BATCH_MAX
+        return is_short
 
-    async def _fill(
-        self, lane: str, priority: Priority, handlers: list[str], window: Window, *, bucket: str, count: int
-    ) -> None:
+    async def _fill(self, lane: str, priority: Priority, handlers: list[str], window: Window, share: Share) -> int:
+        """Move what there is for the share; how many jobs moved."""
+        bucket, count = share.bucket, share.count
         self._ledger.give(bucket, count, now_s=time.monotonic())
         given = tries = 0
 
@@ -173,6 +180,7 @@ class Assigner:
         if tries > 1:
             # An earlier try may have been committed and its answer lost: what it moved is known to the outbox alone.
             await self._outbox.sweep_now()
+        return given
 
 
 def _first(kinds: list[Waiting]) -> float:
