@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--due-per-s", type=float, default=500.0)
-    parser.add_argument("--for-s", type=float, default=60.0)
+    parser.add_argument("--for-s", type=float, default=120.0, help="about a pass a second")
     options = report.arguments(parser)
     with cluster(coordinator=False, workers=0) as empty:
         logs = Path(empty.logs) / "full"
