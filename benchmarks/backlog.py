@@ -90,7 +90,7 @@ def main() -> None:
     with cluster(workers=0) as made:
         result = uvloop.run(run(made, options.jobs))
     report.show(
-        "backlog", result, options, at_most={"value": 200.0, "slope_worker_mb": 10.0, "slope_coordinator_mb": 10.0}
+        "backlog", result, options, at_most={"value": 150.0, "slope_worker_mb": 10.0, "slope_coordinator_mb": 10.0}
     )
 
 

@@ -38,7 +38,7 @@ class Cluster:
         self.nats_urls = nats.urls if isinstance(nats, NatsNodes) else (nats.url,)
         self.replicas = min(3, len(self.nats_urls))
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._logs = logs
+        self.logs = logs
 
     def environment(self) -> dict[str, str]:
         root = Path(__file__).resolve().parent.parent
@@ -53,7 +53,7 @@ class Cluster:
 
     def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
         """``jm`` with ``command`` as a process; its log is kept and shown when it dies early."""
-        log = (self._logs / f"{name}.log").open("ab")
+        log = (self.logs / f"{name}.log").open("ab")
         with log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "jm_cli", *command], env=self.environment(), stdout=log, stderr=subprocess.STDOUT
@@ -61,8 +61,8 @@ class Cluster:
         self.processes[name] = process
         return process
 
-    def start_coordinator(self) -> None:
-        self.start("coordinator", "coordinator")
+    def start_coordinator(self, *options: str) -> None:
+        self.start("coordinator", "coordinator", *options)
 
     def start_worker(self, name: str = "worker", *options: str) -> None:
         self.start(name, "worker", "benchmarks.app:jm", *options)
@@ -81,7 +81,7 @@ class Cluster:
             self.stop(name)
 
     def log_of(self, name: str) -> str:
-        return (self._logs / f"{name}.log").read_text(errors="replace")[-4000:]
+        return (self.logs / f"{name}.log").read_text(errors="replace")[-4000:]
 
     def check_alive(self) -> None:
         for name, process in self.processes.items():

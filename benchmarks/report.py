@@ -49,6 +49,11 @@ def _today() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+def progress(found: object) -> None:
+    """How far a long run is, for who waits; not part of the result."""
+    print(f"{datetime.now(UTC):%H:%M:%S} {found}", file=sys.stderr, flush=True)
+
+
 def ratio(value: float, yardstick: float | None) -> float | None:
     return None if not yardstick else round(value / yardstick, 3)
 

@@ -29,9 +29,13 @@ CHUNK_BLOCKS: Final = 64  # 512 KiB: some hundred jobs
 STEP_JOBS_MAX: Final = 1_000
 SLACK_SHARE: Final = 0.01  # of the shortest retention: a chunk is not visited for every single job that comes of age
 SLACK_S_MIN: Final = 30.0
-WORK_SHARE: Final = 0.1  # of the time at most is spent in Postgres
+WORK_SHARE: Final = 0.1  # of the time is spent in Postgres at most, as long as the sweep is not behind,
+WORK_SHARE_MAX: Final = 0.5  # and when it is far behind: the table must not grow for ever
+BEHIND_S_MIN: Final = 5.0  # what counts as one step behind; or SLACK_SHARE of the shortest retention, if that is more
 REST_S_MIN: Final = 0.02
 REST_S_MAX: Final = 5.0
+RESIZE_S_MAX: Final = 60.0  # between two looks at how large the table is
+RESIZE_SHARE: Final = 0.1  # of the shortest retention
 
 
 @dataclass(frozen=True)
@@ -109,18 +113,21 @@ class Sweep:
         self.position = position
         self._shortest_s = shortest_s
         self._slack_s = max(SLACK_S_MIN, SLACK_SHARE * shortest_s)
+        self._behind_s = max(BEHIND_S_MIN, SLACK_SHARE * shortest_s)
         self._due_s: list[float] = []
+        self._resized_s = 0.0
 
     @property
     def chunks(self) -> int:
         return len(self._due_s)
 
     def resize(self, blocks: int, *, now_s: float) -> None:
-        """The table has so many blocks now. What there is at first is looked at once; in what grows later nothing can
-        be of age before the shortest retention.
+        """The table has so many blocks now. What there is at first is looked at once; what has grown since is not older
+        than the last look, so that nothing in it can be of age before the shortest retention after that.
         """
         count = math.ceil(blocks / CHUNK_BLOCKS)
-        due_s = now_s if not self._due_s else now_s + self._shortest_s
+        due_s = now_s if not self._due_s else self._resized_s + self._shortest_s
+        self._resized_s = now_s
         del self._due_s[count:]
         self._due_s += [due_s] * (count - len(self._due_s))
 
@@ -152,7 +159,22 @@ class Sweep:
         """Until the next chunk is due; None: there are no chunks."""
         return max(0.0, min(self._due_s) - now_s) if self._due_s else None
 
+    def work_share(self, *, now_s: float) -> float:
+        """Which share of the time may be spent in Postgres.
 
-def rest_s(worked_s: float) -> float:
+        ``WORK_SHARE`` as long as the oldest visit is overdue by little, measured by what is kept: nobody shall feel the
+        sweep. Where that does not keep pace with what comes of age, the table would grow without end; so one more
+        ``WORK_SHARE`` for each hundredth of the shortest retention that it is overdue.
+        """
+        overdue_s = now_s - min(self._due_s, default=now_s)
+        return min(WORK_SHARE_MAX, max(WORK_SHARE, WORK_SHARE * overdue_s / self._behind_s))
+
+
+def resize_s(shortest_s: float) -> float:
+    """From one look at the size of the table to the next."""
+    return min(RESIZE_S_MAX, RESIZE_SHARE * shortest_s)
+
+
+def rest_s(worked_s: float, share: float = WORK_SHARE) -> float:
     """How long to leave Postgres alone after a step that took so long: the slower it is, the longer."""
-    return min(REST_S_MAX, max(REST_S_MIN, worked_s * (1 / WORK_SHARE - 1)))
+    return min(REST_S_MAX, max(REST_S_MIN * WORK_SHARE / share, worked_s * (1 / share - 1)))

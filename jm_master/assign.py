@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import anyio
+import anyio.lowlevel
 
 from jm_core import limits
 from jm_core.model import Priority
@@ -21,6 +22,7 @@ from jm_nats.pace import tick_s
 
 if TYPE_CHECKING:
     from jm_core.ids import Term
+    from jm_core.placement import Share
     from jm_master.database import Database
     from jm_master.dispatch_store import Assigned, DispatchStore, Waiting
     from jm_master.ledger import Ledger
@@ -60,6 +62,7 @@ class Assigner:
         self._later = Window(limits.SCHEDULE_LEAD_S, threshold_s)
         self._poll_s = poll_s
         self._reseed_at_s = time.monotonic() + RESEED_S
+        self._more = False  # a statement moved as much as one may: there may be more, and credit for it
 
     async def run(self) -> None:
         """Assign until cancelled: at once when woken, every ``poll_s`` otherwise.
@@ -71,7 +74,9 @@ class Assigner:
             await self._reseed_when_quiet()
             left_over = await self.assign_once()
             telemetry.duty_passed()
-            if left_over:
+            if self._more:
+                await anyio.lowlevel.checkpoint()
+            elif left_over:
                 await self._ledger.freed.wait(self._poll_s)
                 await anyio.sleep(PASS_GAP_S)
             else:
@@ -91,9 +96,11 @@ class Assigner:
     async def assign_once(self) -> bool:
         """One pass over everything that waits; True when due jobs are left because credit is short."""
         self._ledger.mature(wall_s=time.time())
+        self._more = False
         if not self._view.routes():
             self._ledger.backlogs = set()
             return False  # nobody to give it to: not even a query
+        began_s = time.monotonic()
         waiting = await self._database.ride_out(self._store.waiting)
         routes: dict[tuple[str, int], list[Waiting]] = defaultdict(list)
         for kind in waiting:
@@ -105,6 +112,7 @@ class Assigner:
             if await self._assign_route(lane, Priority(priority), kinds):
                 backlogs.add((lane, priority))
         self._ledger.backlogs = backlogs
+        telemetry.assign_passed(time.monotonic() - began_s)
         return bool(backlogs)
 
     async def _assign_route(self, lane: str, priority: Priority, kinds: list[Waiting]) -> bool:
@@ -131,16 +139,23 @@ class Assigner:
         credit = sum(share.count for share in offer(limits.ASSIGN_BATCH_MAX))
         if not credit:
             return True
-        count = await self._database.ride_out(
-            lambda: self._store.count_due(lane, priority, handlers, window, credit + 1)
-        )
-        for share in offer(min(count, credit)):
-            await self._fill(lane, priority, handlers, window, bucket=share.bucket, count=share.count)
-        return count > credit
+        shares = offer(credit)
+        if window is DUE and len(shares) == 1 and (lane, priority) in self._ledger.backlogs:
+            # There was more than credit a moment ago, and nobody to share it with: what there is need not be counted.
+            is_short = await self._fill(lane, priority, handlers, window, shares[0]) == credit
+        else:
+            count = await self._database.ride_out(
+                lambda: self._store.count_due(lane, priority, handlers, window, credit + 1)
+            )
+            for share in offer(min(count, credit)):
+                await self._fill(lane, priority, handlers, window, share)
+            is_short = count > credit
+        self._more |= is_short and credit >= limits.ASSIGN_BATCH_MAX
+        return is_short
 
-    async def _fill(
-        self, lane: str, priority: Priority, handlers: list[str], window: Window, *, bucket: str, count: int
-    ) -> None:
+    async def _fill(self, lane: str, priority: Priority, handlers: list[str], window: Window, share: Share) -> int:
+        """Move what there is for the share; how many jobs moved."""
+        bucket, count = share.bucket, share.count
         self._ledger.give(bucket, count, now_s=time.monotonic())
         given = tries = 0
 
@@ -165,6 +180,7 @@ class Assigner:
         if tries > 1:
             # An earlier try may have been committed and its answer lost: what it moved is known to the outbox alone.
             await self._outbox.sweep_now()
+        return given
 
 
 def _first(kinds: list[Waiting]) -> float:

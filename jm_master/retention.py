@@ -11,7 +11,7 @@ import anyio
 
 from jm_core.api_retention import RetentionCount, RetentionView
 from jm_core.errors import JmError
-from jm_core.retention import CHUNK_BLOCKS, REST_S_MAX, SIDE_KINDS, Sweep, rest_s
+from jm_core.retention import CHUNK_BLOCKS, RESIZE_S_MAX, REST_S_MAX, SIDE_KINDS, Sweep, resize_s, rest_s
 from jm_master.pg_errors import StoreContentionError, StoreUnavailableError
 from jm_master.terms import LostTermError
 from jm_master.wake import Wake
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TIDY_S: Final = 600.0  # between two looks at the other tables
-RESIZE_S: Final = 60.0  # between two looks at how large the table is
 SAVE_S: Final = 5.0  # the position is kept so often, for the next leader
 STAND_BY_S: Final = 1.0  # between two looks whether another agent's leader still does it
 TROUBLE_S: Final = 60.0  # after a step that failed
@@ -98,7 +97,7 @@ class Retainer:
             return await self._rest_of_pass(0, None)
         if self._sweep is None:
             self._sweep = Sweep(shortest_s, position=self._row.chunk)
-        if now_s - self._resized_s >= RESIZE_S:
+        if now_s - self._resized_s >= resize_s(shortest_s):
             self._sweep.resize(await self._store.table_blocks(), now_s=now_s)
             self._resized_s = now_s
         chunk = self._sweep.next_chunk(now_s=now_s)
@@ -157,15 +156,17 @@ class Retainer:
         if now_s - self._saved_s >= SAVE_S:
             self._row = await self._store.save_sweep(sweep.position, ends_pass=False)
             self._saved_s = now_s
-        return rest_s(now_s - began_s)
+        return rest_s(now_s - began_s, sweep.work_share(now_s=now_s))
 
     async def _rest_of_pass(self, position: int, idle_s: float | None) -> float:
         """Nothing is due: note that, and wait for the first that will be."""
         if self._passing:
             self._passing = False
             self._row = await self._store.save_sweep(position, ends_pass=True)
-        # The table may have grown, or been emptied, meanwhile: looked at every minute at least.
-        return RESIZE_S if idle_s is None else min(RESIZE_S, idle_s)
+        # The table may have grown, or been emptied, meanwhile.
+        shortest_s = self._retention.shortest_s
+        look_s = RESIZE_S_MAX if shortest_s is None else resize_s(shortest_s)
+        return look_s if idle_s is None else min(look_s, idle_s)
 
     async def _tidy(self) -> None:
         """The other tables."""

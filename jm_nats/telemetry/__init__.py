@@ -6,6 +6,7 @@ from jm_nats.telemetry.instruments import Gauges, Group, Values, as_group, curre
 from jm_nats.telemetry.metrics import (
     RouteMeasures,
     Submits,
+    assign_passed,
     batch_committed,
     bucket_drained,
     bucket_lost,
@@ -47,6 +48,7 @@ __all__ = [
     "Submits",
     "Values",
     "as_group",
+    "assign_passed",
     "attempt_outcome",
     "batch_committed",
     "bucket_drained",

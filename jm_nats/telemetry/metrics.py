@@ -207,6 +207,11 @@ def batch_committed(stage: str, items: int, oldest_s: float) -> None:
         histogram(names.WRITER_LAG).record(time.time() - oldest_s, attributes)
 
 
+def assign_passed(elapsed_s: float) -> None:
+    if Active.metering:
+        histogram(names.ASSIGN_DURATION).record(elapsed_s)
+
+
 def jobs_saved(count: int, *, rejected: int = 0, duplicates: int = 0) -> None:
     counter(names.SAVED).add(count)
     if rejected:

@@ -230,6 +230,10 @@ WRITER_LAG: Final = _histogram(
     (STAGE,),
     "From a message stored in NATS to its commit; per batch, its oldest",
 )
+ASSIGN_DURATION: Final = _histogram(
+    "jobmaster.assign.duration", "s", By.LEADER, (),
+    "Of one pass of the assigner: from asking what waits until what is due lies in buckets",
+)  # fmt: skip
 OUTBOX_SIZE: Final = _gauge("jobmaster.outbox.size", "{message}", By.LEADER, (), "Run messages not yet published")
 SAVED: Final = _counter("jobmaster.jobs.saved", "{job}", By.LEADER, (), "Jobs committed to the master")
 REJECTED: Final = _counter("jobmaster.jobs.rejected", "{job}", By.LEADER, (), "Jobs refused by the writer")

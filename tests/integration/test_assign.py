@@ -76,6 +76,21 @@ async def test_no_more_jobs_move_than_the_worker_has_credit_for(leader, bench, d
         await worker.runs(1_500 - allowed)
 
 
+async def test_a_backlog_of_several_passes_moves_oldest_first_and_each_job_once(leader, bench, db):
+    count = 2 * limits.ASSIGN_BATCH_MAX + 500
+    ids = await put_on_master(db, count=count, due=-timedelta(hours=1))
+    async with bench.worker(slots=10) as worker:
+        came = await worker.runs(10 + int(limits.RATE_PRIOR_PER_S * limits.CREDIT_HORIZON_S))
+        await worker.succeed(came)  # all of them at once: it is quick, and may be given thousands
+        rest = await worker.runs(count - len(came))
+        await worker.succeed(rest)
+        came += rest
+        assert [run.id for run in came] == ids
+        assert {run.dispatch for run in came} == {1}
+        await wait_until(lambda: db.fetchval("SELECT count(*) = 0 FROM job WHERE status < 4"), what="all outcomes")
+        await wait_until(lambda: empty_outbox(db), what="an empty outbox")
+
+
 async def test_a_job_goes_only_to_a_worker_that_knows_its_handler(leader, bench, db):
     async with bench.worker("a") as knows_a, bench.worker("b") as knows_b:
         ids_a, ids_b = await put_on_master(db, "a", 20), await put_on_master(db, "b", 20)

@@ -95,6 +95,7 @@ EXPECTED: Final[dict[tuple[str, str], Callable[[float], bool]]] = {
     ("jobmaster.events.pending", ""): lambda n: 0 <= n < 5,
     ("jobmaster.writer.batch.size", "stage=save"): lambda n: n >= 14,
     ("jobmaster.writer.batch.size", "stage=record"): lambda n: n >= 5,
+    ("jobmaster.assign.duration", ""): lambda n: n >= 1,
     ("jobmaster.writer.lag", "stage=save"): lambda n: n >= 14,
     ("jobmaster.writer.lag", "stage=record"): lambda n: n >= 5,
     ("jobmaster.outbox.size", ""): lambda n: 0 <= n < 5,

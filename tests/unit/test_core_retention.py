@@ -11,17 +11,22 @@ from jm_core.errors import InvalidSettingError
 from jm_core.model import JobStatus
 from jm_core.retention import (
     ACTIONS_DEFAULT_S,
+    BEHIND_S_MIN,
     CHUNK_BLOCKS,
     DEFAULT,
     EXAMPLE,
     JOB_KEEP_S_MIN,
     JOB_KINDS,
     KINDS,
+    RESIZE_S_MAX,
     REST_S_MAX,
     REST_S_MIN,
     SLACK_S_MIN,
+    WORK_SHARE,
+    WORK_SHARE_MAX,
     Sweep,
     parse_retention,
+    resize_s,
     rest_s,
 )
 from jm_nats.provision import BUCKET_ACK_WAIT_S, MASTER_ACK_WAIT_S
@@ -131,9 +136,10 @@ def test_what_the_table_grows_by_is_young():
     sweep = Sweep(DAY)
     sweep.resize(CHUNK_BLOCKS, now_s=0)
     swept(sweep, 0)
-    sweep.resize(3 * CHUNK_BLOCKS, now_s=100)
+    sweep.resize(2 * CHUNK_BLOCKS, now_s=100)
     assert swept(sweep, 100) == []
-    assert sweep.idle_s(now_s=100) == pytest.approx(DAY)
+    assert sweep.idle_s(now_s=100) == pytest.approx(DAY - 100), "it may be there since just after the look before"
+    assert swept(sweep, DAY) == [1]
     sweep.resize(CHUNK_BLOCKS, now_s=200)
     assert sweep.chunks == 1
     sweep.resize(0, now_s=300)
@@ -186,6 +192,36 @@ def test_the_slower_postgres_is_the_longer_it_is_left_alone():
     assert rest_s(0.0) == REST_S_MIN
     assert rest_s(0.02) == pytest.approx(0.18), "nine times what the step took"
     assert rest_s(60.0) == REST_S_MAX
+
+
+def test_a_sweep_that_is_behind_takes_more_of_the_time_in_proportion_to_what_it_keeps():
+    sweep = Sweep(DAY)
+    assert sweep.work_share(now_s=0) == WORK_SHARE, "there is no table yet"
+    sweep.resize(CHUNK_BLOCKS, now_s=0)
+    slack_s = 0.01 * DAY
+    behind_s = (0.0, slack_s, 2 * slack_s, 4 * slack_s, 5 * slack_s, 100 * slack_s)
+    shares = [sweep.work_share(now_s=now_s) for now_s in behind_s]
+    assert shares == pytest.approx([WORK_SHARE, WORK_SHARE, 0.2, 0.4, WORK_SHARE_MAX, WORK_SHARE_MAX])
+    sweep.visited(0, first_due_in_s=None, is_done=True, now_s=100 * slack_s)
+    assert sweep.work_share(now_s=100 * slack_s) == WORK_SHARE, "nothing is overdue any more"
+
+
+def test_a_sweep_with_a_short_retention_catches_up_within_it():
+    sweep = Sweep(JOB_KEEP_S_MIN)
+    sweep.resize(CHUNK_BLOCKS, now_s=0)
+    assert sweep.work_share(now_s=BEHIND_S_MIN) == WORK_SHARE
+    assert sweep.work_share(now_s=JOB_KEEP_S_MIN / 2) == WORK_SHARE_MAX
+
+
+def test_a_table_is_measured_often_enough_to_find_what_comes_of_age():
+    assert resize_s(30 * DAY) == RESIZE_S_MAX
+    assert resize_s(JOB_KEEP_S_MIN) == pytest.approx(JOB_KEEP_S_MIN / 10)
+
+
+def test_who_may_take_more_of_the_time_rests_for_less_of_it():
+    assert rest_s(0.02, WORK_SHARE_MAX) == pytest.approx(0.02)
+    assert rest_s(0.0, WORK_SHARE_MAX) == pytest.approx(REST_S_MIN / 5)
+    assert rest_s(60.0, WORK_SHARE_MAX) == REST_S_MAX
 
 
 def test_a_job_is_known_for_as_long_as_its_message_may_come_again():
