@@ -33,9 +33,13 @@ async def stamp(made: Cluster) -> dict[str, Any]:
             "nats": nats,
             **{name: _version(name) for name in packages},
         },
-        "machine": {"cores": os.cpu_count(), "system": platform.platform(), "processor": platform.machine()},
+        "machine": machine(),
         "at": _today(),
     }
+
+
+def machine() -> dict[str, Any]:
+    return {"cores": os.cpu_count(), "system": platform.platform(), "processor": platform.machine()}
 
 
 def _version(name: str) -> str:
