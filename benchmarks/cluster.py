@@ -25,6 +25,8 @@ from jm_nats.provision import ensure_cluster
 READY_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 60.0
 POLL_S = 0.02
+# As docs/deployment.md asks for where much is written; by default a checkpoint would come every 1,000,000 jobs.
+WAL = {"max_wal_size": "8GB", "min_wal_size": "2GB", "checkpoint_timeout": "15min"}
 
 
 class Cluster:
@@ -107,7 +109,11 @@ def cluster(
         nats_nodes: NATS servers; of three or more every stream and KV has three replicas.
     """
     nodes = NatsServer() if nats_nodes == 1 else clustered(nats_nodes)
-    with tempfile.TemporaryDirectory(prefix="jm-bench-") as logs, nodes as nats, PostgresServer() as postgres:
+    with (
+        tempfile.TemporaryDirectory(prefix="jm-bench-") as logs,
+        nodes as nats,
+        PostgresServer(settings=WAL) as postgres,
+    ):
         made = Cluster(nats, postgres, Path(logs))
         try:
             made.migrate()

@@ -7,7 +7,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -132,10 +132,8 @@ class Run:
             _signal_all(process, signal.SIGTERM)
         until_s = time.monotonic() + STOP_S
         for process in self._processes:
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.1, until_s - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                pass
             _signal_all(process, signal.SIGKILL)
             process.wait()
 

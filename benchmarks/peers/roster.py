@@ -14,8 +14,10 @@ APPS: Final = Path(__file__).resolve().parent / "apps"
 
 @dataclass(frozen=True)
 class Peer:
-    """``requirements``: its distributions; ``servers``: of postgres, nats, redis; ``beside``: what else runs, by Python's
-    arguments.
+    """Args:
+    requirements: its distributions.
+    servers: of postgres, nats, redis.
+    beside: what else runs, by Python's arguments.
     """
 
     name: str
@@ -73,9 +75,9 @@ def versions_of(python: str) -> dict[str, str]:
         if python == sys.executable:
             found = {_bare(d.name): d.version for d in importlib.metadata.distributions()}
         else:
-            code = "import importlib.metadata as m, json; print(json.dumps({d.name: d.version for d in m.distributions()}))"
+            code = "import importlib.metadata as m, json; print(json.dumps([[d.name, d.version] for d in m.distributions()]))"  # noqa: E501
             done = subprocess.run([python, "-c", code], capture_output=True, check=True, text=True)
-            found = {_bare(name): version for name, version in json.loads(done.stdout).items()}
+            found = {_bare(name): version for name, version in json.loads(done.stdout)}
         _known[python] = found
     return _known[python]
 

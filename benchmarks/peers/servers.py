@@ -29,7 +29,7 @@ class Redis:
             probe.bind(("127.0.0.1", 0))
             self.port = int(probe.getsockname()[1])
         self._process = subprocess.Popen(
-            ["redis-server", "--bind", "127.0.0.1", "--port", str(self.port), "--dir", self._folder.name],
+            ["redis-server", "--bind", "127.0.0.1", "--port", str(self.port), "--dir", self._folder.name],  # noqa: S607
             stdout=subprocess.DEVNULL,
         )
         until_s = time.monotonic() + START_S

@@ -189,4 +189,3 @@ class BucketPort:
         self.measures = telemetry.RouteMeasures(lane, priority.label)
         self.closed = False  # nothing more is started: what comes goes back
         self.running = 0
-
