@@ -97,6 +97,7 @@ class SaveStore:
         self._save = self._sql["save_jobs"]
         self._save_new = self._save.replace(_ON_CONFLICT, _NO_CONFLICT)
         assert self._save_new.count("ON CONFLICT") == self._save.count("ON CONFLICT") - 1
+        self._save_lone = self._sql["save_lone_job"]
         self._careful_until_s = 0.0  # monotonic
 
     async def save(self, batch: SaveBatch) -> Saved | TermLost:
@@ -107,28 +108,33 @@ class SaveStore:
             StoreContentionError: nothing was written, try again.
             StoreUnavailableError: it may or may not have been written; repeating it is harmless.
         """
-        arguments = _arguments(batch, self._database.prefix)
         early = self._ahead.among(batch.parts) if self._ahead is not None else []
         if self._ahead is not None and early:
+            arguments = _arguments(batch, self._database.prefix)
             async with self._database.connection() as connection, connection.transaction():
                 row = await connection.fetchrow(self._save, self._term, *arguments)
                 cancelled = await self._ahead.cancel_saved(connection, early)
         else:
             cancelled = list[str]()
-            row = await self._save_rows(arguments)
+            row = await self._save_rows(batch)
         assert row is not None
         if not row["terms"]:
             return TermLost()
         ids = row["ids"]
         return Saved(None if ids is None else frozenset(ids), cancelled)
 
-    async def _save_rows(self, arguments: tuple[Any, ...]) -> asyncpg.Record | None:
-        # Keys are there to be taken.
-        if not arguments[_UNIQUE_KEYS] and time.monotonic() >= self._careful_until_s:
-            try:
+    async def _save_rows(self, batch: SaveBatch) -> asyncpg.Record | None:
+        is_careful = time.monotonic() < self._careful_until_s
+        prefix = self._database.prefix
+        try:
+            if not is_careful and (lone := _lone_arguments(batch, prefix)) is not None:
+                return await self._database.fetchrow(self._save_lone, self._term, *lone)
+            arguments = _arguments(batch, prefix)
+            if not is_careful and not arguments[_UNIQUE_KEYS]:  # keys are there to be taken
                 return await self._database.fetchrow(self._save_new, self._term, *arguments)
-            except RowExistsError:
-                self._careful_until_s = time.monotonic() + CAREFUL_S
+        except RowExistsError:
+            self._careful_until_s = time.monotonic() + CAREFUL_S
+            arguments = _arguments(batch, prefix)
         return await self._database.fetchrow(self._save, self._term, *arguments)
 
     async def find_clashes(self, ids: Sequence[str], unique_keys: Sequence[str | None]) -> dict[str, Clash]:
@@ -202,6 +208,35 @@ def _arguments(batch: SaveBatch, prefix: str) -> tuple[Any, ...]:
         [refusal.field for refusal in refusals],
         len(jobs),
         optional([job.unique_for_s for job in jobs]),
+    )
+
+
+def _lone_arguments(batch: SaveBatch, prefix: str) -> tuple[Any, ...] | None:
+    """Those of ``save_lone_job``; None when that is not all there is to write."""
+    if batch.refusals or len(batch.parts) != 1 or batch.parts[0].hi - batch.parts[0].lo != 1:
+        return None
+    part = batch.parts[0]
+    group = part.group
+    job, queued_at = group.jobs[part.lo], batch.queued_at[group.messages[part.lo] - 1]
+    if job.unique_key is not None:
+        return None
+    outgoing = batch.outgoing[0] if batch.outgoing else None
+    return (
+        job.id,
+        group.handler,
+        job.args.decode(errors="surrogateescape"),
+        part.bucket and prefix + part.bucket,
+        group.priority,
+        group.lane,
+        job.run_at and job.run_at.timestamp(),
+        group.max_attempts,
+        group.timeout_s,
+        queued_at,
+        job.metadata and _json(job.metadata).decode(),
+        job.trace,
+        outgoing and outgoing.outbox_id,
+        outgoing and outgoing.deliver_at,
+        batch.sent,
     )
 
 

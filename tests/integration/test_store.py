@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import asyncpg
@@ -81,6 +82,41 @@ async def test_jobs_and_their_messages_are_written_together(saves, db):
     assert ([str(i) for i in message["job_ids"]], message["dispatches"]) == ([job.id for job in jobs[:3]], None)
 
 
+@pytest.mark.parametrize("into", ["b1", None], ids=["into a bucket", "stays"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"run_at": datetime.fromtimestamp(QUEUED_AT + 30.25, UTC)},
+        {"metadata": {"tenant": "ä"}, "trace": "00-" + "1" * 32 + "-" + "2" * 16 + "-01"},
+        {"args": b'{"text": "\\u00e4", "big": 12345678901234567890}'},
+    ],
+    ids=["plain", "later", "extras", "args"],
+)
+async def test_a_lone_job_is_written_like_one_of_many(saves, db, fields, into):
+    lone, first, second = new_job(**fields), new_job(**fields), new_job(**fields)
+    assert await saves.save(batch_of(lone, into=into)) == Saved(None)
+    assert await saves.save(batch_of(first, second, into=into)) == Saved(None)
+    own = "id = $1"
+    query = f"SELECT to_jsonb(job) - 'id' - 'recorded_at' FROM job WHERE {own}"
+    assert await db.fetchval(query, lone.id) == await db.fetchval(query, first.id)
+    messages = await db.fetch(
+        "SELECT bucket_id, deliver_at, job_ids, dispatches FROM outbox ORDER BY cardinality(job_ids)"
+    )
+    assert [[str(i) for i in m["job_ids"]] for m in messages] == ([[lone.id], [first.id, second.id]] if into else [])
+    assert len({(m["bucket_id"], m["deliver_at"], m["dispatches"]) for m in messages}) == (1 if into else 0)
+
+
+async def test_a_lone_job_that_is_there_or_comes_without_the_term_is_not_written(saves, database_of_ours, db):
+    job = new_job()
+    assert await SaveStore(database_of_ours, Term(1)).save(batch_of(job, into="b1")) == TermLost()
+    assert await counts(db) == (0, 0, 0)
+    batch = batch_of(job, into="b1")
+    assert await saves.save(batch) == Saved(None)
+    assert await saves.save(batch) == Saved(frozenset())
+    assert await counts(db) == (1, 1, 0)
+
+
 async def test_repeating_a_batch_changes_nothing(saves, db):
     batch = batch_of(*[new_job() for _ in range(3)], into="b1", refusals=[Refusal("s/1/0", b"x", "why")])
     assert await saves.save(batch) == Saved(None)
@@ -102,11 +138,12 @@ async def test_only_what_is_new_is_inserted(saves):
 
 @pytest.fixture
 def kinds(database_of_ours, saves, monkeypatch):
-    """Which of the two statements each save used."""
+    """Which of the three statements each save used."""
     used, fetchrow = [], database_of_ours.fetchrow
+    names = {saves._save_new: "new", saves._save_lone: "lone", saves._save: "any"}
 
     async def noting(sql, *args):
-        used.append("new" if sql == saves._save_new else "any")
+        used.append(names[sql])
         return await fetchrow(sql, *args)
 
     monkeypatch.setattr(database_of_ours, "fetchrow", noting)
@@ -116,21 +153,22 @@ def kinds(database_of_ours, saves, monkeypatch):
 async def test_after_a_row_that_was_there_every_batch_is_inserted_with_care_for_a_while(saves, kinds, monkeypatch, db):
     old = new_job()
     assert await saves.save(batch_of(old)) == Saved(None)
-    assert kinds == ["new"]
+    assert kinds == ["lone"]
     new = new_job()
     assert await saves.save(batch_of(new, old, into="b1")) == Saved(frozenset({new.id}))
     assert await saves.save(batch_of(new_job())) == Saved(None)
-    assert kinds == ["new", "new", "any", "any"]
+    assert kinds == ["lone", "new", "any", "any"]
     assert await counts(db) == (3, 1, 0)
     now_s = time.monotonic()
     monkeypatch.setattr(save_store, "time", SimpleNamespace(monotonic=lambda: now_s + save_store.CAREFUL_S))
-    assert await saves.save(batch_of(new_job())) == Saved(None)
+    assert await saves.save(batch_of(new_job(), new_job())) == Saved(None)
     assert kinds[4:] == ["new"]
 
 
 async def test_jobs_with_keys_are_always_inserted_with_care(saves, kinds):
     assert await saves.save(batch_of(new_job(unique_key="k"), new_job())) == Saved(None)
-    assert kinds == ["any"]
+    assert await saves.save(batch_of(new_job(unique_key="l"))) == Saved(None)
+    assert kinds == ["any", "any"]
 
 
 async def test_a_taken_key_is_found_with_its_holder(saves):
