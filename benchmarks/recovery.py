@@ -301,7 +301,8 @@ def main() -> None:
         (folder / "notes").touch()
         with cluster(workers=0) as made:
             result = uvloop.run(run(made, folder, options))
-    report.show("recovery", result, options, at_most={"value": bound_s, "lost": 0, "started_twice_unexplained": 0})
+    title = "recovery-processes" if options.processes else "recovery"
+    report.show(title, result, options, at_most={"value": bound_s, "lost": 0, "started_twice_unexplained": 0})
 
 
 if __name__ == "__main__":

@@ -18,7 +18,10 @@ END = "<!-- results: end -->"
 HEAD = "| measure | command | value | yardstick | ratio | promised | met |\n|---|---|---|---|---|---|---|"
 NOTHING = "No results are saved."
 # First what the project is measured by; what is not named here follows by name.
-ORDER = ("lifecycle", "lifecycle-nodes", "enqueue", "foreign", "latency", "due")
+ORDER = (
+    "lifecycle", "enqueue", "foreign", "latency", "due", "instant", "future", "recovery", "recovery-processes",
+    "backlog", "growth", "lifecycle-nodes", "scaling", "idle",
+)  # fmt: skip
 MET = {True: "yes", False: "**no**", None: "not judged"}
 
 Result = Mapping[str, Any]
