@@ -34,7 +34,8 @@ async def quiet(nats_server, cluster_name):
 
 
 def documents(running):
-    return [json.loads(line) for line in running.out().splitlines()]
+    """Those that are written to the end."""
+    return [json.loads(line) for line in running.out().splitlines(keepends=True) if line.endswith("\n")]
 
 
 async def test_one_frame_without_a_terminal(quiet, tmp_path):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from jm_core import limits
 from jm_core.errors import JobFailedError, ResultTimeoutError
 from jm_master.embedded import PostgresServer
 from jm_master.migrate import migrate
@@ -104,7 +105,7 @@ async def test_with_postgres_stopped_jobs_are_accepted_and_none_starts_before_it
                 assert {receipt.status for receipt in receipts} == {"queued"}
                 stream = (await client.link.js.stream_info(client.names.pending_stream)).state
             # Everything lies in NATS, the writer has taken what it can and waits; nobody was told to start anything.
-            assert stream.messages == JOBS_WITHOUT_MASTER // 200
+            assert stream.messages == JOBS_WITHOUT_MASTER // limits.PACK_JOBS
             assert runs_in(runs) == []
             await asyncio.to_thread(postgres.start)
             ids = [receipt.job_id for receipt in receipts]
