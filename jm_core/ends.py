@@ -96,10 +96,20 @@ def _sort_other(event: wire.Event, place: int, out: Sorted) -> None:
 def _drop_overtaken(out: Sorted) -> None:
     events: list[wire.Finished | End | wire.Returned] = [*out.successes, *out.ends, *out.lost]
     ended = {(event.id, event.dispatch) for event in events}
+    if out.lost and out.started:
+        # A start that is seen together with the loss counts all the same: the row has not heard of it.
+        starts = {(event.id, event.dispatch): event for event in out.started}
+        out.lost = [_with_start(event, starts.get((event.id, event.dispatch))) for event in out.lost]
     kept = [i for i, event in enumerate(out.started) if (event.id, event.dispatch) not in ended]
     out.started, out.started_batches = [out.started[i] for i in kept], [out.started_batches[i] for i in kept]
     latest = {(event.id, event.dispatch): event for event in out.progress}
     out.progress = [event for key, event in latest.items() if key not in ended]
+
+
+def _with_start(lost: wire.Returned, start: wire.Started | None) -> wire.Returned:
+    if start is None or lost.started_at is not None:
+        return lost
+    return replace(lost, attempt=start.attempt, started_at=start.started_at)
 
 
 def end_of(event: wire.Finished | wire.Quarantined | wire.Returned) -> End:

@@ -142,15 +142,18 @@ class Assigner:
         shares = offer(credit)
         if window is DUE and len(shares) == 1 and (lane, priority) in self._ledger.backlogs:
             # There was more than credit a moment ago, and nobody to share it with: what there is need not be counted.
-            is_short = await self._fill(lane, priority, handlers, window, shares[0]) == credit
+            moved = await self._fill(lane, priority, handlers, window, shares[0])
+            is_short = moved == credit
         else:
             count = await self._database.ride_out(
                 lambda: self._store.count_due(lane, priority, handlers, window, credit + 1)
             )
+            moved = 0
             for share in offer(min(count, credit)):
-                await self._fill(lane, priority, handlers, window, share)
+                moved += await self._fill(lane, priority, handlers, window, share)
             is_short = count > credit
-        self._more |= is_short and credit >= limits.ASSIGN_BATCH_MAX
+        # Rows that somebody has locked are counted and not moved: to ask for them again at once would spin.
+        self._more |= is_short and moved > 0 and credit >= limits.ASSIGN_BATCH_MAX
         return is_short
 
     async def _fill(self, lane: str, priority: Priority, handlers: list[str], window: Window, share: Share) -> int:

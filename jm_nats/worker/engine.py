@@ -314,7 +314,9 @@ class Engine:
         """While anything runs: announce the longer attempts, end the overdue ones, name those that will not end."""
         self._ticker = None
         now = self._loop.time()
-        if not self.may_start():
+        if self.may_start():
+            self.pump()  # what stopped at a moment of doubt that nobody else saw
+        else:
             self.ask(Ask.FENCED, lambda execution: execution.handler.exclusive)
         for execution in list(self._running):
             if not execution.announced and now - execution.started_loop_s >= limits.FLUSH_S:
@@ -348,6 +350,7 @@ class Engine:
 
     def _take_out(self, chosen: list[Held]) -> list[Held]:
         """Nobody will start them."""
+        chosen = list({id(held): held for held in chosen}.values())  # an order may name one twice
         if not chosen:
             return chosen
         gone = set(map(id, chosen))

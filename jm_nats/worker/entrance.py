@@ -37,8 +37,17 @@ class Entrance:
     def add(self, execution: Execution) -> None:
         """Its first step follows in a moment."""
         if execution.handler.waits:
-            self._loop.create_task(execution.run_whole(), context=execution.variables)
+            self._loop.create_task(self._alone(execution), context=execution.variables)
             return
+        self._queue(execution)
+
+    async def _alone(self, execution: Execution) -> None:
+        if self._may_enter():
+            await execution.run_whole()
+        else:
+            self._queue(execution)
+
+    def _queue(self, execution: Execution) -> None:
         self._next.append(execution)
         if self._task is None:
             self._open()

@@ -396,6 +396,8 @@ class Execution:
             return
         self.reported = True
         self.finished_at = self._owner.clock.now()
+        if not self.has_begun:
+            self.started_at = self.finished_at
         if telemetry.Active.metering:
             self._measure()
         self._owner.ended(self)

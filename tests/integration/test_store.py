@@ -89,9 +89,10 @@ async def test_jobs_and_their_messages_are_written_together(saves, db):
         {},
         {"run_at": datetime.fromtimestamp(QUEUED_AT + 30.25, UTC)},
         {"metadata": {"tenant": "ä"}, "trace": "00-" + "1" * 32 + "-" + "2" * 16 + "-01"},
+        {"metadata": {}},
         {"args": b'{"text": "\\u00e4", "big": 12345678901234567890}'},
     ],
-    ids=["plain", "later", "extras", "args"],
+    ids=["plain", "later", "extras", "no metadata", "args"],
 )
 async def test_a_lone_job_is_written_like_one_of_many(saves, db, fields, into):
     lone, first, second = new_job(**fields), new_job(**fields), new_job(**fields)
@@ -105,6 +106,13 @@ async def test_a_lone_job_is_written_like_one_of_many(saves, db, fields, into):
     )
     assert [[str(i) for i in m["job_ids"]] for m in messages] == ([[lone.id], [first.id, second.id]] if into else [])
     assert len({(m["bucket_id"], m["deliver_at"], m["dispatches"]) for m in messages}) == (1 if into else 0)
+
+
+async def test_empty_metadata_beside_others_is_none(saves, db):
+    jobs = [new_job(metadata={}), new_job(metadata={"tenant": "a"})]
+    assert await saves.save(batch_of(*jobs)) == Saved(None)
+    found = {str(row["id"]): row["metadata"] for row in await db.fetch("SELECT id, metadata FROM job")}
+    assert found == {jobs[0].id: None, jobs[1].id: '{"tenant": "a"}'}
 
 
 async def test_a_lone_job_that_is_there_or_comes_without_the_term_is_not_written(saves, database_of_ours, db):

@@ -108,3 +108,12 @@ def test_a_success_that_cannot_be_stored_is_a_failure_that_says_so():
 def test_a_failure_that_cannot_be_stored_keeps_its_text_as_far_as_it_can():
     end = storable(End("a", 1, 1, JobStatus.ON_MASTER, "failed", error="a\0b", retry_in_s=3.0), "invalid byte")
     assert (end.status, end.error, end.retry_in_s) == (JobStatus.ON_MASTER, "a\\u0000b", 3.0)
+
+
+def test_a_start_that_is_seen_together_with_the_loss_counts():
+    started = wire.Started("a", 2, 3, 10.5)
+    lost = [wire.Returned(name, 2, ReturnReason.LOST, 12.0) for name in ("a", "b")]
+    older = wire.Started("b", 1, 1, 9.0)
+    found = sort_events([wire.EventBatch("bucket", 1, "w", [started, older, *lost])])
+    assert [(event.attempt, event.started_at) for event in found.lost] == [(3, 10.5), (0, None)]
+    assert found.started == [older]

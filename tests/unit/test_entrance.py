@@ -16,7 +16,7 @@ from jm_nats.handlers import IN_ONE_STEP_S, QUICK_RUNS
 from jm_nats.worker.entrance import LOOP_SHARE_S
 from jm_nats.worker.execution import Ask
 from jm_nats.worker.rest import Rest
-from tests.support.engine_bench import Bench, in_real_time, scenario
+from tests.support.engine_bench import LONG_S, Bench, in_real_time, scenario
 
 NOTE: ContextVar[str] = ContextVar("note", default="nothing")
 
@@ -152,17 +152,27 @@ async def test_a_bug_of_ours_at_one_end_stops_no_other(app, tasks, caplog):
     assert "a bug" in caplog.text, "and it is heard of"
 
 
+@pytest.mark.parametrize("name", ["quick", "slow", "thread"])
 @scenario
-async def test_nothing_begins_while_the_lease_is_in_doubt_and_all_of_it_afterwards(app, tasks):
-    bench = Bench(app)
-    bench.accept(*(bench.run("quick") for _ in range(10)))
-    bench.trusted = False  # between being given a slot and the first step
-    await asyncio.sleep(1)
-    assert (tasks, bench.engine.running) == ([], 10)
-    bench.trusted = True
-    bench.engine.pump()
-    await bench.until_ended(10)
-    assert len(tasks) == 10
+async def test_nothing_begins_while_the_lease_is_in_doubt_and_all_of_it_afterwards(app, tasks, name):
+    ran = []
+
+    @app.handler("thread")
+    def in_a_thread():
+        ran.append(None)
+
+    bench = Bench(app, slots=20)
+    for _ in range(2):  # the second time it is known what waits
+        before = len(bench.ends)
+        bench.accept(*(bench.run(name, timeout_s=LONG_S) for _ in range(10)))
+        bench.trusted = False  # between being given a slot and the first step
+        await asyncio.sleep(1)
+        assert (len(bench.ends), bench.engine.running) == (before, 10)
+        assert len(tasks) + len(ran) == before
+        bench.trusted = True  # and nobody says so: the doubt was over before anybody else had seen it
+        await bench.until_ended(before + 10)
+        assert len(tasks) + len(ran) == before + 10
+        await bench.until_idle()
 
 
 @scenario
@@ -177,6 +187,22 @@ async def test_what_is_taken_away_in_that_time_never_begins(app, tasks):
     bench.start("quick")
     await bench.until_ended(11)
     assert len(tasks) == 1
+
+
+@pytest.mark.parametrize("why", [Ask.SHUTDOWN, Ask.CANCELLED])
+@scenario
+async def test_what_ends_before_it_has_begun_has_no_start_in_1970(app, tasks, why):
+    """Announced, for it has lost a worker before; the announcement is still on its way."""
+    bench = Bench(app)
+    gate = asyncio.Event()
+    bench.reporter.stored = gate.wait
+    bench.accept(bench.run("quick", losses=1))
+    await asyncio.sleep(1)
+    assert bench.engine.ask(why) == 1
+    gate.set()
+    end = await bench.only_end()
+    assert end.started_at == pytest.approx(bench.clock.now(), abs=2)
+    assert not tasks
 
 
 @in_real_time
