@@ -25,7 +25,7 @@ from jm_nats.provision import ensure_cluster
 READY_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 60.0
 POLL_S = 0.02
-# As docs/deployment.md asks for where much is written; by default a checkpoint would come every 1,000,000 jobs.
+# As docs/deployment.md asks for where much is written; by default a checkpoint would come every 700,000 jobs or so.
 WAL = {"max_wal_size": "8GB", "min_wal_size": "2GB", "checkpoint_timeout": "15min"}
 
 

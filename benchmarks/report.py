@@ -14,7 +14,7 @@ from typing import Any
 
 import asyncpg
 
-from benchmarks.cluster import Cluster
+from benchmarks.cluster import WAL, Cluster
 from benchmarks.table import RESULTS
 
 
@@ -34,6 +34,7 @@ async def stamp(made: Cluster) -> dict[str, Any]:
             **{name: _version(name) for name in packages},
         },
         "machine": machine(),
+        "postgres_settings": WAL,
         "at": _today(),
     }
 

@@ -21,7 +21,7 @@ from msgspec import Struct
 from jm_nats.worker.kin import POOL, VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 log = logging.getLogger("jobmaster.supervisor")
 
@@ -44,11 +44,29 @@ class Process(Struct, frozen=True):
 def is_kin(process: Process, *, pid: int, spawn: str) -> bool:
     """Whether it belongs to the child ``pid`` that was our start ``spawn``, and has not been detached from it.
 
-    The number of a session is not given away as long as anybody is in it, so the first rule cannot meet strangers.
+    Of a session alone it is so only as long as nobody else has been given the child's number: see ``kin_of``.
     """
     if process.session == pid:
         return True
+    return _is_marked(process, spawn)
+
+
+def _is_marked(process: Process, spawn: str) -> bool:
     return bool(spawn) and process.spawn == spawn and process.home in (POOL, str(process.session))
+
+
+def kin_of(running: Sequence[Process], *, pid: int, spawn: str) -> list[int]:
+    """The pids of those that belong to the child, which has ended.
+
+    As long as anybody is in its session the child's number is not given away. Once somebody has that number, nobody of
+    the session was left, and who is in the session of that number now is a stranger.
+    """
+    is_reused = any(process.pid == pid and not _is_marked(process, spawn) for process in running)
+    return [
+        process.pid
+        for process in running
+        if (_is_marked(process, spawn) if is_reused else is_kin(process, pid=pid, spawn=spawn))
+    ]
 
 
 async def ended(*, pid: int, spawn: str) -> bool:
@@ -61,7 +79,7 @@ async def ended(*, pid: int, spawn: str) -> bool:
     killed: set[int] = set()
     clear = 0
     while clear < CLEAR_LOOKS:
-        left = [process.pid for process in processes() if is_kin(process, pid=pid, spawn=spawn)]
+        left = kin_of(list(processes()), pid=pid, spawn=spawn)
         clear = 0 if left else clear + 1
         for one in left:
             with suppress(OSError):  # it has ended, or it is root's

@@ -29,7 +29,7 @@ async def test_what_a_killed_child_held_runs_again_without_its_lease(
 ) -> None:
     async with Scene(nats_server.url, database, cluster_name, tmp_path, PATIENT) as scene:
         await scene.start_coordinator().wait_ready()
-        supervisor = scene.start_worker("--processes", "3", "--slots", str(SLOTS), "--name", "w")
+        supervisor = scene.start_worker("--processes", "3", "--slots", str(SLOTS))
         await all_ready(supervisor, 3)
         async with scene.client() as client:
             made = [long_at_first.job({"seconds": PATIENT.lease_s}) for _ in range(SLOTS)]

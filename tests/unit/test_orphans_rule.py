@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from jm_cli.orphans import Process, is_kin
+from jm_cli.orphans import Process, is_kin, kin_of
 from jm_nats.worker import kin
 
 PID = 100
@@ -28,6 +28,13 @@ MINE, OTHERS = "a1", "b2"
 )
 def test_who_belongs_to_a_dead_child(process: Process, expected: bool) -> None:
     assert is_kin(process, pid=PID, spawn=MINE) is expected
+
+
+def test_once_its_number_is_somebody_elses_a_session_of_that_number_is_theirs() -> None:
+    strangers = [Process(PID, PID), Process(101, PID)]
+    pool = Process(102, 102, MINE, kin.POOL)
+    assert kin_of([*strangers, pool], pid=PID, spawn=MINE) == [102]
+    assert kin_of([strangers[1], pool], pid=PID, spawn=MINE) == [101, 102]
 
 
 def test_a_child_without_a_mark_has_its_session_only() -> None:
