@@ -24,7 +24,7 @@ from benchmarks.peers.cells import WORKLOADS, CellError
 from benchmarks.peers.roster import APPS, ROSTER, Peer, UnavailableError, install, python_of, versions_of
 from benchmarks.peers.servers import Servers, servers
 
-RECOVERY_ROUNDS = 1  # a minute's wait each for whoever does not recover
+RECOVERY_ROUNDS = 1  # two minutes' wait each for whoever does not recover
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # everything is cleaned up on the way out
     result = json.loads(options.out.read_text()) if options.resume and options.out.exists() else {}
     pythons: dict[str, str] = {}
-    skipped: dict[str, str] = result.setdefault("skipped", {})
+    skipped: dict[str, str] = {}
     for peer in chosen:
         try:
             pythons[peer.name] = python_of(peer, options.envs)
@@ -47,11 +47,12 @@ def main() -> None:
             skipped[peer.name] = str(reason)
             print(f"{peer.name}: left out: {reason}", file=sys.stderr)
     present = [peer for peer in chosen if peer.name in pythons]
-    result["peers"] = {peer.name: _facts(peer, pythons[peer.name]) for peer in present}
+    facts = {peer.name: _facts(peer, pythons[peer.name]) for peer in present}
+    table.add_peers(result, facts, skipped, [peer.name for peer in ROSTER])
     result["jobs"], result["rounds"] = options.jobs, options.rounds
     with servers({server for peer in present for server in peer.servers}) as running:
         result["machine"] = report.machine()
-        result["redis"] = running.redis.version() if running.redis else None
+        result["redis"] = running.redis.version() if running.redis else result.get("redis")
         _measure(running, present, pythons, options, result)
     _write(options.out, result)
     print(table.of(result))

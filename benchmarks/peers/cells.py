@@ -25,7 +25,9 @@ IDLE_S: Final = 5.0
 HALF_S: Final = 5.0
 KILL_JOBS: Final = 1_000
 KILL_AFTER: Final = 250
-RECOVER_S: Final = 60.0
+RECOVER_S: Final = 120.0
+SETTLE_S: Final = 2.0  # what is run once more comes with, or just after, what was still to be run
+POLL_S: Final = 0.01
 WARM: Final = 1_000_000_000  # numbers from here on are not of the measurement
 LOG_CHARS: Final = 600
 
@@ -45,9 +47,16 @@ class Run:
         self._python = python
         self._environment = environment
         self._processes: list[subprocess.Popen[bytes]] = []
-        self.call("setup", limit_s=60.0)
-        for command in peer.beside:
-            self._start(list(command))
+        self._offsets: dict[Path, int] = {}
+        self._starts: list[tuple[int, float]] = []
+        self._ends: list[tuple[int, float]] = []
+        try:
+            self.call("setup", limit_s=60.0)
+            for command in peer.beside:
+                self._start(list(command))
+        except BaseException:
+            self.close()
+            raise
 
     def _start(self, arguments: list[str]) -> subprocess.Popen[bytes]:
         with (self.out / "log.txt").open("ab") as log:
@@ -96,23 +105,57 @@ class Run:
         return self.ended(self.begin(role, *arguments), limit_s)
 
     def marks(self) -> list[tuple[int, float]]:
-        """Every handler call so far: the job's number, and when it began. A line that is being written waits."""
-        found = []
-        for path in self.out.glob("marks-*.log"):
-            text = path.read_text()
-            for line in text[: text.rfind("\n") + 1].splitlines():
-                number, at = line.split()
-                if int(number) < WARM:
-                    found.append((int(number), float(at)))
-        return found
+        """Every handler call so far: the job's number, and when it began."""
+        self._read()
+        return self._starts
 
-    def until_marked(self, count: int, limit_s: float, *, of: Callable[[list[tuple[int, float]]], int] = len) -> bool:
-        until_s = time.monotonic() + limit_s
-        while of(self.marks()) < count:
+    def ends(self) -> list[tuple[int, float]]:
+        """Every handler call that came to its end, of handlers that say so, and when."""
+        self._read()
+        return self._ends
+
+    def _read(self) -> None:
+        """What was added since the last time. A line that is being written waits."""
+        for path in self.out.glob("marks-*.log"):
+            with path.open("rb") as file:
+                file.seek(self._offsets.get(path, 0))
+                data = file.read()
+            whole = data.rfind(b"\n") + 1
+            self._offsets[path] = self._offsets.get(path, 0) + whole
+            starts, ends = parse(data[:whole].decode())
+            self._starts += starts
+            self._ends += ends
+
+    def until_marked(self, count: int, limit_s: float, *, ended: bool = False) -> bool:
+        """So many different jobs have begun (or ended)."""
+        until_s, seen, numbers = time.monotonic() + limit_s, 0, set[int]()
+        while True:
+            found = self.ends() if ended else self.marks()
+            numbers.update(number for number, _ in found[seen:])
+            seen = len(found)
+            if len(numbers) >= count:
+                return True
             if time.monotonic() > until_s:
                 return False
-            time.sleep(0.05)
-        return True
+            time.sleep(POLL_S)
+
+    def watch(self) -> subprocess.Popen[str]:
+        """A process that is connected to where records are kept, and counts them as soon as ``want`` is called."""
+        watcher = self.begin("finished", DRAIN_S)
+        until_s = time.monotonic() + START_S
+        while not (self.out / "watching").exists():
+            if watcher.poll() is not None:
+                self.ended(watcher, START_S)
+                raise CellError("the watcher ended before it watched")
+            if time.monotonic() > until_s:
+                raise CellError(f"the watcher was not connected in {START_S:g} s")
+            time.sleep(POLL_S)
+        return watcher
+
+    def want(self, records: int) -> None:
+        part = self.out / "wanted.part"
+        part.write_text(str(records))
+        part.replace(self.out / "wanted")
 
     def warm_up(self) -> None:
         """A first job has gone all the way."""
@@ -158,6 +201,38 @@ def run_of(servers: Servers, peer: Peer, python: str, **settings: str) -> Iterat
                 run.close()
 
 
+def parse(text: str) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
+    """Starts and ends in whole lines of a file of marks, without those of the warm-up."""
+    starts: list[tuple[int, float]] = []
+    ends: list[tuple[int, float]] = []
+    for line in text.splitlines():
+        *kind, number, at = line.split()
+        if int(number) < WARM:
+            (ends if kind else starts).append((int(number), float(at)))
+    return starts, ends
+
+
+def first_of(marks: list[tuple[int, float]]) -> dict[int, float]:
+    """When each job was marked for the first time."""
+    first: dict[int, float] = {}
+    for number, at in marks:
+        first[number] = min(at, first.get(number, at))
+    return first
+
+
+def after_kill(starts: list[tuple[int, float]], ends: list[tuple[int, float]], queued: int, killed_at: float) -> Cell:
+    """A job that was begun is not done: done is what ended."""
+    begun, ended, first = Counter(n for n, _ in starts), Counter(n for n, _ in ends), first_of(ends)
+    complete = len(ended) >= queued
+    return {
+        "recovery_s": max(first.values()) - killed_at if complete else None,
+        "lost": queued - len(ended),
+        "duplicates": sum(1 for times in ended.values() if times > 1),
+        "started_again": sum(begun.values()) - len(begun),
+        "complete": complete,
+    }
+
+
 def per_s(starts: list[float], share: float = 1.0) -> float:
     """Handlers started a second, from the first to the last."""
     ordered = sorted(starts)[: max(2, int(len(starts) * share))]
@@ -174,14 +249,13 @@ def submit(servers: Servers, peer: Peer, python: str, jobs: int) -> Cell:
         total = single["count"] + 1 + queued["count"]
         run.start_worker()
         all_ran = run.until_marked(total, DRAIN_S)
-        marks = run.marks()
-        distinct = len({number for number, _ in marks})
+        starts = first_of(run.marks())
         return {
             "one_per_s": single["count"] / single["seconds"],
             "bulk_per_s": queued["count"] / queued["seconds"],
-            "drain_per_s": per_s([at for _, at in marks]),
-            "drained": len(marks),
-            "complete": all_ran and distinct == total,
+            "drain_per_s": per_s(list(starts.values())),
+            "drained": len(starts),
+            "complete": all_ran and len(starts) == total,
         }
 
 
@@ -190,19 +264,18 @@ def lifecycle(servers: Servers, peer: Peer, python: str, jobs: int) -> Cell:
     with run_of(servers, peer, python, BENCH_KEEP="1") as run:
         run.start_worker()
         run.warm_up()
+        watcher = run.watch()
         queued = run.call("bulk", "noop", jobs, BULK_S, limit_s=60.0)
         count = queued["count"]
         run.until_marked(count, DRAIN_S)
-        watched = run.call("finished", count, DRAIN_S, limit_s=60.0)
-        marks = run.marks()
-        last = max((at for _, at in marks), default=0.0)
-        kept = watched["count"] >= count
-        rate = min(len(marks), watched["count"]) / (max(watched["at"] if kept else last, last) - queued["began_at"])
-        cell: Cell = {
-            "lifecycle_per_s": rate,
-            "kept": watched["count"],
-            "complete": kept and len({number for number, _ in marks}) == count,
-        }
+        run.want(count + 1)  # not before: counting costs some of them a lot; one more is the warm-up's
+        watched = run.ended(watcher, 2 * DRAIN_S)
+        starts = first_of(run.marks())
+        last = max(starts.values(), default=0.0)
+        records = max(0, watched["count"] - 1)
+        kept = records >= count
+        rate = min(len(starts), records) / (max(watched["at"] if kept else last, last) - queued["began_at"])
+        cell: Cell = {"lifecycle_per_s": rate, "kept": records, "complete": kept and len(starts) == count}
         time.sleep(1.0)
         run.call("rate", "noop", IDLE_PER_S, IDLE_S, 10 * jobs, limit_s=60.0)
         half = max(1.0, rate / 2)
@@ -210,7 +283,7 @@ def lifecycle(servers: Servers, peer: Peer, python: str, jobs: int) -> Cell:
         run.call("rate", "noop", half, HALF_S, 100 * jobs, limit_s=60.0)
         due = _due(run)
         run.until_marked(count + len(due), DRAIN_S)
-        starts = dict(reversed(run.marks()))
+        starts = first_of(run.marks())
         for name, lo, hi in (("idle", 10 * jobs, 100 * jobs), ("half", 100 * jobs, WARM)):
             late = [(starts[n] - at) * 1000 for n, at in due.items() if lo <= n < hi and n in starts]
             missing = sum(1 for n in due if lo <= n < hi and n not in starts)
@@ -218,6 +291,7 @@ def lifecycle(servers: Servers, peer: Peer, python: str, jobs: int) -> Cell:
                 cell[f"{name}_p50_ms"] = report.percentile(late, 0.5)
                 cell[f"{name}_p99_ms"] = report.percentile(late, 0.99)
             cell[f"{name}_missing"] = missing
+            cell["complete"] = cell["complete"] and missing == 0
         return cell
 
 
@@ -233,8 +307,7 @@ def sleepers(servers: Servers, peer: Peer, python: str, jobs: int) -> Cell:
         run.warm_up()
         queued = run.call("bulk", "sleep5", jobs, BULK_S, limit_s=60.0)
         all_ran = run.until_marked(queued["count"], DRAIN_S)
-        marks = run.marks()
-        return {"sleep_per_s": per_s([at for _, at in marks]), "complete": all_ran}
+        return {"sleep_per_s": per_s(list(first_of(run.marks()).values())), "complete": all_ran}
 
 
 def recovery(servers: Servers, peer: Peer, python: str, jobs: int) -> Cell:
@@ -251,18 +324,9 @@ def recovery(servers: Servers, peer: Peer, python: str, jobs: int) -> Cell:
         worker.wait()
         run.start_worker()
         queued = run.ended(filling, 60.0)["count"]
-        recovered = run.until_marked(queued, RECOVER_S, of=lambda marks: len({number for number, _ in marks}))
-        marks = run.marks()
-        runs = Counter(number for number, _ in marks)
-        first: dict[int, float] = {}
-        for number, at in marks:
-            first[number] = min(at, first.get(number, at))
-        return {
-            "recovery_s": max(first.values()) - killed_at if recovered else None,
-            "lost": queued - len(runs),
-            "duplicates": sum(runs.values()) - len(runs),
-            "complete": recovered,
-        }
+        if run.until_marked(queued, RECOVER_S, ended=True):
+            time.sleep(SETTLE_S)
+        return after_kill(run.marks(), run.ends(), queued, killed_at)
 
 
 WORKLOADS: Final[dict[str, Callable[[Servers, Peer, str, int], Cell]]] = {

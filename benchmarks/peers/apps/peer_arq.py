@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from arq import create_pool
 from arq.connections import RedisSettings
 
-from peer_process import KEEPS_RESULTS, TEXT, mark
+from peer_process import KEEPS_RESULTS, TEXT, mark, mark_end
 
 SETTINGS = "max_jobs=100, poll_delay=0.01"
 KEEPS = "a result in Redis for an hour"
@@ -27,6 +27,7 @@ async def sleep5(ctx, n, to):
 async def sleep20(ctx, n, to):
     mark(n)
     await asyncio.sleep(0.02)
+    mark_end(n)
 
 
 class WorkerSettings:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import awa
 
-from peer_process import TEXT, mark
+from peer_process import TEXT, mark, mark_end
 
 SETTINGS = "AsyncClient.start([('default', 100)]), queue storage, defaults"
 KEEPS = "a row for every ended job, for 24 hours (its default retention)"
@@ -73,6 +73,7 @@ async def _work():
     async def sleep20(job):
         mark(job.args.n)
         await asyncio.sleep(0.02)
+        mark_end(job.args.n)
 
     await app.start([("default", 100)])
     await asyncio.Event().wait()

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 import redis
 from celery import Celery
 
-from peer_process import KEEPS_RESULTS, TEXT, mark
+from peer_process import KEEPS_RESULTS, TEXT, mark, mark_end
 
 SLEEPS = os.environ.get("BENCH_SLEEPS") == "1"
 SETTINGS = "Redis broker, acks_late, prefetch multiplier 64; prefork pool of 2 for what does nothing, 100 threads for what waits"
@@ -40,6 +40,7 @@ def sleep5(n, to):
 def sleep20(n, to):
     mark(n)
     time.sleep(0.02)
+    mark_end(n)
 
 
 def setup():

@@ -8,7 +8,7 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.results import Results
 from dramatiq.results.backends import RedisBackend
 
-from peer_process import KEEPS_RESULTS, TEXT, mark
+from peer_process import KEEPS_RESULTS, TEXT, mark, mark_end
 
 SLEEPS = os.environ.get("BENCH_SLEEPS") == "1"
 SETTINGS = "RedisBroker; dramatiq -p 2 -t 8 (its defaults on 2 cores) for what does nothing, -p 1 -t 100 for what waits"
@@ -38,6 +38,7 @@ def sleep5(n, to):
 def sleep20(n, to):
     mark(n)
     time.sleep(0.02)
+    mark_end(n)
 
 
 ACTORS = {"noop": noop, "sleep5": sleep5, "sleep20": sleep20}

@@ -12,7 +12,7 @@ from jm_core import limits
 from jm_nats import JobClient, JobMaster, NatsConfig
 from jm_nats.connection import connect
 from jm_nats.provision import ensure_cluster
-from peer_process import TEXT, mark
+from peer_process import TEXT, mark, mark_end
 
 SETTINGS = "defaults; one worker (100 slots), one coordinator"
 KEEPS = "a row in Postgres for every job, with its attempts, for 30 days"
@@ -38,6 +38,7 @@ async def sleep5(n: int, to: str):
 async def sleep20(n: int, to: str):
     mark(n)
     await asyncio.sleep(0.02)
+    mark_end(n)
 
 
 async def setup():

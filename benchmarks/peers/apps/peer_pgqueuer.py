@@ -8,7 +8,7 @@ from pgqueuer import PgQueuer
 from pgqueuer.db import AsyncpgDriver, AsyncpgPoolDriver
 from pgqueuer.queries import Queries
 
-from peer_process import TEXT, mark
+from peer_process import TEXT, mark, mark_end
 
 SETTINGS = "AsyncpgPoolDriver, run(batch_size=50, max_concurrent_tasks=100)"
 KEEPS = "a row in its log table for every step of a job"
@@ -28,6 +28,7 @@ async def sleep5(job):
 async def sleep20(job):
     mark(json.loads(job.payload)["n"])
     await asyncio.sleep(0.02)
+    mark_end(json.loads(job.payload)["n"])
 
 
 async def setup():

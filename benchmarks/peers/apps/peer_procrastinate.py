@@ -4,7 +4,7 @@ from contextlib import asynccontextmanager
 
 import procrastinate
 
-from peer_process import TEXT, mark
+from peer_process import TEXT, mark, mark_end
 
 SETTINGS = "PsycopgConnector, run_worker_async(concurrency=100), listen_notify; stalled jobs retried as its documentation shows, every 5 s"
 KEEPS = "a row for every job (delete_jobs='never', its default)"
@@ -29,6 +29,7 @@ async def sleep5(n, to):
 async def sleep20(n, to):
     mark(n)
     await asyncio.sleep(0.02)
+    mark_end(n)
 
 
 async def setup():

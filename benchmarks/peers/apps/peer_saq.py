@@ -4,7 +4,7 @@ from contextlib import asynccontextmanager
 
 from saq import Queue, Worker
 
-from peer_process import KEEPS_RESULTS, TEXT, mark
+from peer_process import KEEPS_RESULTS, TEXT, mark, mark_end
 
 SETTINGS = "Redis with hiredis, Worker(concurrency=100)"
 KEEPS = "the job in Redis for ten minutes"
@@ -25,6 +25,7 @@ async def sleep5(ctx, *, n, to):
 async def sleep20(ctx, *, n, to):
     mark(n)
     await asyncio.sleep(0.02)
+    mark_end(n)
 
 
 def setup():

@@ -4,7 +4,7 @@ from contextlib import asynccontextmanager
 
 from streaq import Worker
 
-from peer_process import KEEPS_RESULTS, TEXT, mark
+from peer_process import KEEPS_RESULTS, TEXT, mark, mark_end
 
 SETTINGS = "Worker(concurrency=100), streaq run"
 KEEPS = "a result in Redis for five minutes"
@@ -31,6 +31,7 @@ async def sleep5(n: int, to: str) -> None:
 async def sleep20(n: int, to: str) -> None:
     mark(n)
     await asyncio.sleep(0.02)
+    mark_end(n)
 
 
 TASKS = {"noop": noop, "sleep5": sleep5, "sleep20": sleep20}

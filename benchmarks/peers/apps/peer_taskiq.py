@@ -4,17 +4,17 @@ from contextlib import asynccontextmanager
 
 from taskiq_nats import NATSObjectStoreResultBackend, PullBasedJetStreamBroker
 
-from peer_process import KEEPS_RESULTS, TEXT, mark
+from peer_process import KEEPS_RESULTS, TEXT, mark, mark_end
 
-SETTINGS = "PullBasedJetStreamBroker(pull_consume_batch=100), taskiq worker --workers 1 --max-async-tasks 100 --ack-type when_executed"
+SETTINGS = "PullBasedJetStreamBroker, one message a pull (its default) from submit to record and to start, pull_consume_batch=100 for drain, waiting and kill; taskiq worker --workers 1 --max-async-tasks 100 --ack-type when_executed"
 KEEPS = "a result in a NATS object store"
-BULK = "1,000 kiq() at once (it has no bulk call)"
+BULK = "500 kiq() at once (it has no bulk call)"
 RECOVERY = "JetStream's ack wait, 30 s (its default)"
 CHUNK = 500
 
-broker = PullBasedJetStreamBroker(
-    os.environ["BENCH_NATS"], queue="bench", pull_consume_batch=100, pull_consume_timeout=0.5
-)
+# A pull for 100 waits for the other 99 until its timeout: good for a queue that is full, bad for one that is at rest.
+PULL = {} if KEEPS_RESULTS else {"pull_consume_batch": 100, "pull_consume_timeout": 0.5}
+broker = PullBasedJetStreamBroker(os.environ["BENCH_NATS"], queue="bench", **PULL)
 if KEEPS_RESULTS:
     broker = broker.with_result_backend(NATSObjectStoreResultBackend(os.environ["BENCH_NATS"], keep_results=True))
 WORKER = ["-m", "taskiq", "worker", "peer_taskiq:broker", "--workers", "1", "--max-async-tasks", "100"]
@@ -36,6 +36,7 @@ async def sleep5(n: int, to: str):
 async def sleep20(n: int, to: str):
     mark(n)
     await asyncio.sleep(0.02)
+    mark_end(n)
 
 
 TASKS = {"noop": noop, "sleep5": sleep5, "sleep20": sleep20}
