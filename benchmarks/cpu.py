@@ -139,6 +139,8 @@ def main() -> None:
         with cluster() as made:
             print(json.dumps(uvloop.run(lifecycle_and_stamp(made, options.jobs))))
         return
+    if options.against and not (options.against / "benchmarks" / "cluster.py").exists():
+        parser.error(f"--against {options.against}: no checkout of this project (it has no benchmarks/cluster.py)")
     report.show("cpu", compared(options.jobs, options.rounds, options.against), options)
 
 

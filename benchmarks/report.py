@@ -73,13 +73,21 @@ def percentile(values: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, max(0, int(len(ordered) * share)))]
 
 
+AT_LEAST_ONE = frozenset({"jobs", "rounds", "kills", "nats_nodes", "seconds", "rows", "waiting", "lone", "callers"})
+
+
 def arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """The options that all benchmarks have, and those of ``parser``."""
     parser.add_argument("--json", action="store_true", help="print the JSON object only")
     parser.add_argument("--check", action="store_true", help="exit 1 when a promised figure is not reached")
     parser.add_argument("--save", action="store_true", help="keep the result for `python -m benchmarks.table`")
     parser.set_defaults(measure=(parser.description or "").strip().partition("\n")[0])
-    return parser.parse_args()
+    options = parser.parse_args()
+    for name in AT_LEAST_ONE & vars(options).keys():
+        value = getattr(options, name)
+        if isinstance(value, int | float) and value < 1:
+            parser.error(f"--{name.replace('_', '-')} {value:g}: must be 1 or more; leave it out for the default")
+    return options
 
 
 def command_of(module: str, arguments: Sequence[str]) -> str:

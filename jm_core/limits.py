@@ -71,6 +71,6 @@ ADOPTIONS_MAX: Final = 4  # buckets that one worker drains at the same time
 
 assert PACK_JOBS <= MESSAGE_JOBS_MAX
 assert ARGS_BYTES_MAX < MESSAGE_BYTES_MAX
-assert ARGS_DEPTH_MAX < ARGS_BYTES_MAX
+assert ARGS_DEPTH_MAX < ARGS_BYTES_MAX  # shorter texts are checked for neither: they cannot be too deep
 assert LEASE_S > 3 * HEARTBEAT_S
 assert SCHEDULE_LEAD_S < TRANSIENT_THRESHOLD_S

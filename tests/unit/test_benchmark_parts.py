@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+
 import pytest
 
+from benchmarks import report
 from benchmarks.enqueue import shares
 from benchmarks.openloop import TICK_S, bursts
 from benchmarks.report import command_of, percentile
@@ -65,3 +68,14 @@ def test_shares_are_even_and_lose_nothing(callers: int):
 def test_the_command_says_what_was_measured_and_not_what_became_of_the_result():
     given = ["--json", "--rounds", "2", "--save", "--check"]
     assert command_of("benchmarks.lifecycle", given) == "python -m benchmarks.lifecycle --rounds 2"
+
+
+@pytest.mark.parametrize("option", ["--jobs", "--rounds", "--nats-nodes"])
+def test_a_benchmark_of_nothing_is_refused_before_anything_is_started(option, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["lifecycle", option, "0"])
+    parser = argparse.ArgumentParser()
+    parser.add_argument(option, type=int, default=3)
+    with pytest.raises(SystemExit) as refused:
+        report.arguments(parser)
+    assert refused.value.code == 2
+    assert f"{option} 0: must be 1 or more" in capsys.readouterr().err
